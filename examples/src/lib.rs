@@ -1,0 +1,1 @@
+//! Shared front matter of the examples (command line, printing).

@@ -1,0 +1,3 @@
+//! Words and contracts of miles.
+pub mod format;
+pub mod number;
