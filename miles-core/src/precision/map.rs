@@ -1,0 +1,119 @@
+//! The map itself.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::format::FormatId;
+use crate::network::{Network, ParamId};
+use crate::tensor::Dtype;
+
+/// Format of one tensor in a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TensorFormat {
+    /// High precision.
+    Dense(Dtype),
+    /// Codes and scales.
+    Quantized(FormatId),
+}
+
+impl fmt::Display for TensorFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TensorFormat::Dense(dtype) => f.write_str(dtype.name()),
+            TensorFormat::Quantized(format) => f.write_str(format.as_str()),
+        }
+    }
+}
+
+/// Operands of the weight-gradient and data-gradient products of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackwardMode {
+    /// The original high-precision operands, in the run's activation type.
+    HighPrecision,
+    /// The exact low-precision values of the forward pass, dequantized to BF16.
+    Dequantized,
+    /// Quantized again along each product's reduction axis, always from the high-precision source.
+    Quantized,
+}
+
+impl BackwardMode {
+    /// Kebab-case name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            BackwardMode::HighPrecision => "high-precision",
+            BackwardMode::Dequantized => "dequantized",
+            BackwardMode::Quantized => "quantized",
+        }
+    }
+}
+
+/// The decision for one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrecisionEntry {
+    /// Format in every policy version.
+    pub format: TensorFormat,
+    /// Operands of the backward products (always `HighPrecision` for a dense tensor).
+    pub backward: BackwardMode,
+    /// The rule that decided, for people.
+    pub rule: String,
+}
+
+/// The decision for every tensor of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrecisionMap {
+    recipe: String,
+    entries: Vec<PrecisionEntry>,
+    digest: Digest,
+}
+
+impl PrecisionMap {
+    /// Seals one entry per parameter of `network`, in [`ParamId`] order.
+    ///
+    /// The digest covers, per tensor sorted by name, its name, shape, format and backward mode; not the rule's wording.
+    #[must_use]
+    pub(crate) fn seal(recipe: String, network: &Network, entries: Vec<PrecisionEntry>) -> Self {
+        debug_assert_eq!(entries.len(), network.parameters.len());
+        let mut lines: Vec<String> = network
+            .parameters
+            .iter()
+            .zip(&entries)
+            .map(|(parameter, entry)| {
+                format!("{} {:?} {} {}\n", parameter.name, parameter.shape, entry.format, entry.backward.name())
+            })
+            .collect();
+        lines.sort_unstable();
+        let mut hasher = blake3::Hasher::new();
+        for line in &lines {
+            hasher.update(line.as_bytes());
+        }
+        PrecisionMap { recipe, entries, digest: Digest::from(hasher) }
+    }
+
+    /// Name of the recipe that it came from.
+    #[must_use]
+    pub fn recipe(&self) -> &str {
+        &self.recipe
+    }
+
+    /// The decision for one parameter.
+    #[must_use]
+    pub fn entry(&self, id: ParamId) -> &PrecisionEntry {
+        &self.entries[id.index()]
+    }
+
+    /// Every decision, in [`ParamId`] order.
+    #[must_use]
+    pub fn entries(&self) -> &[PrecisionEntry] {
+        &self.entries
+    }
+
+    /// Hash of the whole map.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+}
