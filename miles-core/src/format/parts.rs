@@ -29,7 +29,7 @@ pub struct QuantizedParts {
     pub rows: usize,
     /// Columns of the source.
     pub cols: usize,
-    /// Codes, laid out as [`QuantizedTensor::codes`] says.
+    /// Codes, laid out as [`QuantizedTensor::codes`](super::QuantizedTensor::codes) says.
     pub codes: Vec<u8>,
     /// Block scales, row-major.
     pub scales: BlockScales,

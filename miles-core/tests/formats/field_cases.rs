@@ -17,8 +17,9 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
     let mut tiny_block = vec![1e4; 4 * 128];
     tiny_block[64..96].fill(1e-30);
     tiny_block[256..384].fill(1e-30);
+    // Up to 2^117: above f32::MAX / 448 the NVFP4 decoding order overflows.
     let whole_range: Vec<f32> = (0..512)
-        .map(|i| f32::from_bits(((i * 255 / 512) as u32) << 23))
+        .map(|i| f32::from_bits((i * 245 / 512) << 23))
         .collect();
     let largest = vec![f32::MAX; 512];
     let subnormal = vec![f32::from_bits(1); 512];
@@ -33,12 +34,14 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
                         .zip(&decoded)
                         .all(|(&x, &y)| !y.is_nan() && (x != 0.0 || y == 0.0))
                 );
-                let zero_codes = tensor
-                    .codes()
-                    .iter()
-                    .filter(|&&code| code & 0x77 == 0)
-                    .count();
-                assert!(zero_codes > 0 || !x.contains(&0.0), "zeros have zero codes");
+                if spec.axis == Axis::Row && x[128..256].iter().all(|&x| x == 0.0) {
+                    let row_bytes = tensor.codes().len() / 4;
+                    assert!(
+                        tensor.codes()[row_bytes..2 * row_bytes]
+                            .iter()
+                            .all(|&code| code == 0)
+                    );
+                }
             }
         }
     }

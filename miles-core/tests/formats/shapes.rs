@@ -34,7 +34,8 @@ fn every_shape_has_parts_of_the_declared_sizes_and_decodes() {
             }
         }
     }
-    assert_eq!(quantized, 3 * 8 * 6 * 16 + 4 * (6 * 8 + 3 * 16));
+    // Three formats take every shape; NVFP4 those with an even number of columns (or rows).
+    assert_eq!(quantized, 3 * 8 * 6 * 16 + 4 * 6 * 7 + 4 * 2 * 16);
 }
 
 /// A short last block has the bytes of the same block padded with zeros.
