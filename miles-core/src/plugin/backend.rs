@@ -1,0 +1,106 @@
+//! A backend is a value made of parts on one device.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{ActivationDtype, Quantizer, RolloutEngine, Trainer, TrainerOptions};
+use crate::Result;
+use crate::format::FormatId;
+use crate::network::Network;
+use crate::policy::WeightSource;
+use crate::precision::PrecisionMap;
+
+/// How a backend runs an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// On the format itself.
+    Native,
+    /// Exactly the same values through wider arithmetic; printed in the run report.
+    Emulated,
+    /// Not at all.
+    Unsupported,
+}
+
+/// What a backend can do, declared before anything runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Formats and how their linear layers run.
+    pub formats: Vec<(FormatId, Support)>,
+    /// Activation types.
+    pub activations: Vec<ActivationDtype>,
+    /// Whether a row's result is the same bits for every batch.
+    pub batch_invariant: bool,
+}
+
+impl Capabilities {
+    /// How a format is run.
+    #[must_use]
+    pub fn format(&self, id: &FormatId) -> Support {
+        self.formats.iter().find(|(known, _)| known == id).map_or(Support::Unsupported, |(_, support)| *support)
+    }
+}
+
+/// Options of a rollout engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// The network that snapshots belong to.
+    pub network: Arc<Network>,
+    /// Activation type.
+    pub activations: ActivationDtype,
+    /// Completions that decode at the same time.
+    pub max_running: usize,
+    /// Longest sequence, in tokens.
+    pub context_tokens: usize,
+    /// Worker threads; `None` uses every core.
+    pub threads: Option<usize>,
+}
+
+/// What a trainer starts from.
+pub struct TrainerInputs<'a> {
+    /// The network.
+    pub network: Arc<Network>,
+    /// The precision decision.
+    pub map: Arc<PrecisionMap>,
+    /// Initial values of every parameter.
+    pub weights: &'a dyn WeightSource,
+    /// Quantizes each version, exactly once.
+    pub quantizer: Arc<dyn Quantizer>,
+    /// Optimizer and batching.
+    pub options: TrainerOptions,
+    /// A place for large temporary files, if the trainer needs one.
+    pub scratch: Option<PathBuf>,
+}
+
+/// Makes a rollout engine.
+pub type EngineFactory = Arc<dyn Fn(EngineOptions) -> Result<Arc<dyn RolloutEngine>> + Send + Sync>;
+
+/// Makes a trainer.
+pub type TrainerFactory = Arc<dyn Fn(TrainerInputs<'_>) -> Result<Box<dyn Trainer>> + Send + Sync>;
+
+/// A backend: parts on one device. Replacing one part keeps the rest.
+#[derive(Clone)]
+pub struct Backend {
+    /// Name in configs and reports.
+    pub name: String,
+    /// Device, for people.
+    pub device: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Quantizer.
+    pub quantizer: Arc<dyn Quantizer>,
+    /// Rollout engines.
+    pub engine: EngineFactory,
+    /// Trainers.
+    pub trainer: TrainerFactory,
+}
+
+impl std::fmt::Debug for Backend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Backend")
+            .field("name", &self.name)
+            .field("device", &self.device)
+            .field("capabilities", &self.capabilities)
+            .field("quantizer", &self.quantizer.id())
+            .finish_non_exhaustive()
+    }
+}

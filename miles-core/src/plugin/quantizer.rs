@@ -1,0 +1,28 @@
+//! Turning high-precision tensors into codes and scales on a device.
+
+use super::Support;
+use crate::Result;
+use crate::format::{FormatId, QuantizeSpec, QuantizedTensor, Source};
+
+/// Quantizes tensors. Every implementation gives the bytes of the format's rule, to the bit.
+pub trait Quantizer: Send + Sync {
+    /// Name and version, written into every ledger event (for example `cpu-ref/0.1.0`).
+    fn id(&self) -> &str;
+
+    /// Whether and how a format is quantized here.
+    fn support(&self, format: &FormatId) -> Support;
+
+    /// Quantizes `sources` together: they share one outer scale where the format has a tensor-wide one. One result
+    /// per source, in order.
+    ///
+    /// # Errors
+    /// `Unsupported` for a format this quantizer does not do; a format error that names tensor, row and block for
+    /// values or shapes that do not fit.
+    fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>>;
+
+    /// The values `[rows, cols]` that the codes and scales stand for, in the format's decode order, as F32.
+    ///
+    /// # Errors
+    /// `Unsupported` for a format this quantizer does not do.
+    fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>>;
+}
