@@ -149,7 +149,12 @@ impl Binder<'_> {
         Ok(Some(Binding::Quantized { layout, codes: tensor, scales, outer }))
     }
 
-    fn scale(&mut self, parameter: &Parameter, codes: TensorRef, part: &StoredPart) -> Result<TensorRef, CheckpointError> {
+    fn scale(
+        &mut self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        part: &StoredPart,
+    ) -> Result<TensorRef, CheckpointError> {
         let name = scale_name(parameter, part);
         let Some(scale) = self.free.remove(&name) else {
             return Err(CheckpointError::MissingScale {
@@ -228,7 +233,7 @@ impl Binder<'_> {
     }
 
     fn format_error(&self, tensor: TensorRef, source: crate::format::FormatError) -> CheckpointError {
-        CheckpointError::Format { path: self.stored.path(tensor).to_owned(), source }
+        CheckpointError::Format { path: self.stored.path(tensor).to_owned(), source: Box::new(source) }
     }
 }
 

@@ -237,7 +237,15 @@ pub enum CheckpointError {
         /// File.
         path: PathBuf,
         /// Cause; names the tensor.
-        source: FormatError,
+        source: Box<FormatError>,
+    },
+    /// A quantized tensor that cannot be written.
+    #[error("`{tensor}`: {source}")]
+    Quantized {
+        /// Tensor.
+        tensor: String,
+        /// Cause.
+        source: Box<FormatError>,
     },
     /// The tensors do not make a policy version.
     #[error(transparent)]
@@ -259,7 +267,9 @@ pub enum CheckpointError {
         why: &'static str,
     },
     /// Tensors of two formats; a checkpoint declares one.
-    #[error("`{first}` is {first_format} and `{second}` is {second_format}, but a checkpoint holds one quantized format")]
+    #[error(
+        "`{first}` is {first_format} and `{second}` is {second_format}, but a checkpoint holds one quantized format"
+    )]
     MixedFormats {
         /// One tensor.
         first: String,

@@ -79,9 +79,9 @@ pub(super) fn assemble(
 ) -> Result<QuantizedTensor, FormatError> {
     let scales = match scale_dtype {
         Dtype::F32 => BlockScales::F32(floats(&scales)),
-        Dtype::BF16 => BlockScales::F32(
-            scales.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-        ),
+        Dtype::BF16 => {
+            BlockScales::F32(scales.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect())
+        }
         _ => BlockScales::U8(scales),
     };
     let parts = QuantizedParts {

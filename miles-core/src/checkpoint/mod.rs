@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::format::{FormatRule, QuantizedTensor};
+use crate::format::QuantizedTensor;
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId};
 use crate::number::e4m3;
@@ -159,8 +159,7 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`] when reading fails or a value is not finite.
     pub fn snapshot_as_stored(&self, version: PolicyVersion) -> Result<Snapshot, CheckpointError> {
-        let tensors =
-            self.network.ids().map(|id| self.read_stored(id).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let tensors = self.network.ids().map(|id| self.read_stored(id).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         Ok(Snapshot::new(version, Arc::clone(&self.network), Arc::new(self.stored_map()), tensors)?)
     }
 
@@ -205,14 +204,15 @@ impl Checkpoint {
         let scale_bytes = (self.stored.info(scales).dtype, self.stored.read_all(scales)?);
         let outer = outer.map(|tensor| self.stored.read_all(tensor)).transpose()?;
         layout::assemble(layout, &parameter.name, [rows, cols], code_bytes, scale_bytes, outer)
-            .map_err(|source| Error::Format { path: self.stored.path(scales).to_owned(), source })
+            .map_err(|source| Error::Format { path: self.stored.path(scales).to_owned(), source: Box::new(source) })
     }
 
     fn dequantize(&self, id: ParamId, tensor: &QuantizedTensor) -> Result<Vec<f32>, Error> {
         let Binding::Quantized { layout, codes, .. } = &self.bindings[id.index()] else {
             return Err(self.missing(id));
         };
-        let format_error = |source| Error::Format { path: self.stored.path(*codes).to_owned(), source };
+        let format_error =
+            |source| Error::Format { path: self.stored.path(*codes).to_owned(), source: Box::new(source) };
         let values = layout::rule(*layout).and_then(|rule| rule.dequantize(tensor)).map_err(format_error)?;
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
@@ -246,9 +246,7 @@ impl WeightSource for Checkpoint {
 
 /// Index and value of the first NaN or infinity: all exponent bits set.
 fn first_non_finite(dtype: Dtype, bytes: &[u8]) -> Option<(usize, f32)> {
-    let half_word = |mask: u16| {
-        bytes.chunks_exact(2).position(|b| u16::from_le_bytes([b[0], b[1]]) & mask == mask)
-    };
+    let half_word = |mask: u16| bytes.chunks_exact(2).position(|b| u16::from_le_bytes([b[0], b[1]]) & mask == mask);
     let index = match dtype {
         Dtype::Bf16 => half_word(0x7F80),
         Dtype::F16 => half_word(0x7C00),

@@ -55,7 +55,9 @@ mod tests {
 
     #[test]
     fn wrapped_and_bare_names_become_canonical() {
-        for stored in ["model.layers.0.x", "model.language_model.layers.0.x", "language_model.model.layers.0.x", "layers.0.x"] {
+        for stored in
+            ["model.layers.0.x", "model.language_model.layers.0.x", "language_model.model.layers.0.x", "layers.0.x"]
+        {
             assert_eq!(canonical(stored), "model.layers.0.x");
         }
         assert_eq!(canonical("language_model.lm_head.weight"), "lm_head.weight");

@@ -75,12 +75,7 @@ fn orientation(
 
 impl Slab {
     /// Where one expert's matrix of `inner x hidden` (or `hidden x inner` for down) lies.
-    pub(super) fn new(
-        expert: usize,
-        matrix: Matrix,
-        orientation: Orientation,
-        [inner, hidden]: [usize; 2],
-    ) -> Self {
+    pub(super) fn new(expert: usize, matrix: Matrix, orientation: Orientation, [inner, hidden]: [usize; 2]) -> Self {
         let (rows, cols) = if matrix == Matrix::Down { (hidden, inner) } else { (2 * inner, hidden) };
         let stored = match orientation {
             Orientation::Direct => [rows, cols],

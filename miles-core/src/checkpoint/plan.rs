@@ -86,10 +86,9 @@ pub(super) fn packed_experts(
             down.push(Piece::Dense(down_linear.weight, dtype));
         }
         let experts = moe.gates.len();
-        for (name, shape, pieces) in [
-            (gate_up_name, vec![experts, 2 * inner, hidden], gate_up),
-            (down_name, vec![experts, hidden, inner], down),
-        ] {
+        for (name, shape, pieces) in
+            [(gate_up_name, vec![experts, 2 * inner, hidden], gate_up), (down_name, vec![experts, hidden, inner], down)]
+        {
             tensors.push(PlannedTensor { name, dtype: stored_dtype(dtype), shape, pieces });
         }
     }

@@ -42,12 +42,7 @@ impl Shard {
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let mut file = File::open(path).map_err(io(path))?;
         let header = header::read(path, &mut file)?;
-        Ok(Shard {
-            path: path.to_owned(),
-            file: Mutex::new(file),
-            tensors: header.tensors,
-            metadata: header.metadata,
-        })
+        Ok(Shard { path: path.to_owned(), file: Mutex::new(file), tensors: header.tensors, metadata: header.metadata })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -95,9 +90,10 @@ impl StoredTensors {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = TensorRef> + '_ {
-        self.shards.iter().enumerate().flat_map(|(shard, file)| {
-            (0..file.tensors.len()).map(move |index| TensorRef { shard, index })
-        })
+        self.shards
+            .iter()
+            .enumerate()
+            .flat_map(|(shard, file)| (0..file.tensors.len()).map(move |index| TensorRef { shard, index }))
     }
 
     pub(super) fn info(&self, tensor: TensorRef) -> &TensorInfo {
@@ -178,7 +174,11 @@ fn check_against_index(path: &Path, dir: &Path, index: &Index, shards: &[Shard])
             }
             if !index.weight_map.contains_key(&tensor.name) {
                 let why = "the index does not mention";
-                return Err(CheckpointError::IndexMismatch { path: shard.path.clone(), tensor: tensor.name.clone(), why });
+                return Err(CheckpointError::IndexMismatch {
+                    path: shard.path.clone(),
+                    tensor: tensor.name.clone(),
+                    why,
+                });
             }
         }
     }

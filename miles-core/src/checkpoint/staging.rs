@@ -81,10 +81,6 @@ impl StagedFile {
         &self.partial
     }
 
-    pub(super) fn target(&self) -> &Path {
-        &self.target
-    }
-
     /// Puts the file, written and synced, in place of what was there.
     pub(super) fn commit(self) -> Result<(), CheckpointError> {
         fs::rename(&self.partial, &self.target).map_err(io(&self.target))?;
@@ -116,7 +112,9 @@ fn is_absent_or_empty(dir: &Path) -> Result<bool, CheckpointError> {
 
 fn remove_dir(dir: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(dir) {
-        Err(source) if source.kind() != ErrorKind::NotFound => Err(CheckpointError::Io { path: dir.to_owned(), source }),
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(CheckpointError::Io { path: dir.to_owned(), source })
+        }
         _ => Ok(()),
     }
 }

@@ -47,7 +47,11 @@ impl TensorWriter {
             Some((next, left)) if next == name && bytes.len() as u64 <= *left => *left -= bytes.len() as u64,
             next => {
                 let expected = next.map(|(name, _)| name.clone());
-                return Err(CheckpointError::NoSuchTensor { path: self.shown.clone(), tensor: name.to_owned(), expected });
+                return Err(CheckpointError::NoSuchTensor {
+                    path: self.shown.clone(),
+                    tensor: name.to_owned(),
+                    expected,
+                });
             }
         }
         self.file.write_all(bytes).map_err(io(&self.shown))

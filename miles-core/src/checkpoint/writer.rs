@@ -14,9 +14,11 @@ use super::plan::{self, Piece, PlannedTensor};
 use super::sidecar;
 use super::staging::StagedDir;
 use super::tensors::TensorWriter;
+use crate::format::{FormatError, QuantizedTensor, builtin_rule};
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId, Role};
 use crate::policy::{PolicyTensor, Snapshot, WeightSource};
+use crate::registry;
 use crate::tensor::{DenseTensor, Dtype};
 
 /// Everything of a directory but its weights.
@@ -201,8 +203,7 @@ fn planned(
             (Some(dtype), _) => tensors.push(plan::dense(network, id, dtype)),
             (None, Some(layout)) => {
                 let (rows, cols) = parameter.rows_cols();
-                let parts = stored_parts(layout, rows, cols)
-                    .map_err(|source| CheckpointError::Format { path: PathBuf::from(&parameter.name), source })?;
+                let parts = stored_parts(layout, rows, cols).map_err(|source| quantized(&parameter.name, source))?;
                 let all = [Some(parts.codes), Some(parts.scales), parts.outer, parts.input];
                 tensors.extend(all.into_iter().flatten().map(|part| plan::part(network, id, part)));
             }
@@ -210,9 +211,14 @@ fn planned(
         }
     }
     if packed {
-        tensors.extend(plan::packed_experts(network, |id| stored_dtype(id).ok_or_else(|| no_packed_layout(network, id)))?);
+        tensors
+            .extend(plan::packed_experts(network, |id| stored_dtype(id).ok_or_else(|| no_packed_layout(network, id)))?);
     }
     Ok(tensors)
+}
+
+fn quantized(tensor: &str, source: FormatError) -> CheckpointError {
+    CheckpointError::Quantized { tensor: tensor.to_owned(), source: Box::new(source) }
 }
 
 fn no_packed_layout(network: &Network, id: ParamId) -> CheckpointError {
@@ -231,15 +237,21 @@ fn dense_bytes<'t>(
     let values = match tensor {
         PolicyTensor::Dense(dense) if dense.dtype() == dtype => return Ok(Cow::Borrowed(dense.bytes())),
         PolicyTensor::Dense(dense) => dense.to_f32(),
-        PolicyTensor::Quantized(quantized) => quantized
-            .dequantize_f32()
-            .map_err(|source| CheckpointError::Format { path: PathBuf::from(&parameter.name), source })?,
+        PolicyTensor::Quantized(codes) => dequantize(codes).map_err(|source| quantized(&parameter.name, source))?,
     };
     let actual = values.len();
     let converted = DenseTensor::from_f32(dtype, parameter.shape.clone(), &values).map_err(|_| {
         CheckpointError::WrongLength { tensor: parameter.name.clone(), expected: parameter.elements(), actual }
     })?;
     Ok(Cow::Owned(converted.bytes().to_vec()))
+}
+
+/// By the built-in arithmetic of the format, or a registered one.
+fn dequantize(tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
+    match registry::format(tensor.format().as_str(), &Value::Null) {
+        Ok(rule) if builtin_rule(tensor.format()).is_none() => rule.dequantize(tensor),
+        _ => tensor.dequantize_f32(),
+    }
 }
 
 fn write_directory(

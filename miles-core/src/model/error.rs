@@ -55,7 +55,7 @@ pub enum ModelError {
     /// A model family that is not described here.
     #[error(
         "{}: `architectures` names `{found}`, which is not a known model family{} (known: {})",
-        path.display(), suggestion(*nearest), known.join(", ")
+        path.display(), suggestion(nearest), known.join(", ")
     )]
     UnknownArchitecture {
         /// File.
@@ -63,7 +63,7 @@ pub enum ModelError {
         /// Name found.
         found: String,
         /// Closest known name.
-        nearest: Option<&'static str>,
+        nearest: Option<String>,
         /// Every known name.
         known: Vec<&'static str>,
     },
@@ -91,6 +91,6 @@ pub enum ModelError {
     },
 }
 
-fn suggestion(nearest: Option<&str>) -> String {
-    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+fn suggestion(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }

@@ -10,13 +10,13 @@ pub enum PrecisionError {
     /// No recipe has this name.
     #[error(
         "unknown recipe `{name}`{} (known: {})",
-        nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default(), known.join(", ")
+        nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default(), known.join(", ")
     )]
     UnknownRecipe {
         /// The name.
         name: String,
         /// Closest known name.
-        nearest: Option<&'static str>,
+        nearest: Option<String>,
         /// Every known name.
         known: Vec<&'static str>,
     },
@@ -78,6 +78,6 @@ pub enum PrecisionError {
         /// The format.
         format: String,
         /// The format's reason.
-        source: FormatError,
+        source: Box<FormatError>,
     },
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{BackwardMode, Layers, PrecisionError, Rule, TensorFormat};
 use crate::format::FormatId;
-use crate::nearest::nearest;
 use crate::network::{Network, Role};
+use crate::registry::nearest;
 use crate::tensor::Dtype;
 
 /// A named precision decision for a whole model.
@@ -107,10 +107,9 @@ impl Recipe {
             Recipe::Mxfp8Dequantized | Recipe::Nvfp4Dequantized | Recipe::Fp8BlockDequantized => {
                 BackwardMode::Dequantized
             }
-            Recipe::Bf16
-            | Recipe::Mxfp8HighPrecision
-            | Recipe::Nvfp4HighPrecision
-            | Recipe::Fp8BlockHighPrecision => BackwardMode::HighPrecision,
+            Recipe::Bf16 | Recipe::Mxfp8HighPrecision | Recipe::Nvfp4HighPrecision | Recipe::Fp8BlockHighPrecision => {
+                BackwardMode::HighPrecision
+            }
         }
     }
 
@@ -180,7 +179,11 @@ impl FromStr for Recipe {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         Recipe::ALL.into_iter().find(|recipe| recipe.name() == name).ok_or_else(|| {
             let known: Vec<&'static str> = Recipe::ALL.iter().map(|recipe| recipe.name()).collect();
-            PrecisionError::UnknownRecipe { name: name.to_owned(), nearest: nearest(name, known.iter().copied()), known }
+            PrecisionError::UnknownRecipe {
+                name: name.to_owned(),
+                nearest: nearest(name, known.iter().copied()),
+                known,
+            }
         })
     }
 }

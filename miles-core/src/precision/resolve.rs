@@ -1,30 +1,30 @@
 //! From a recipe and overrides to the sealed map.
 
 use super::{BackwardMode, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
-use crate::format::{FormatRule, QuantizeSpec, builtin_rule};
-use crate::format::FormatId;
+use crate::format::{FormatId, FormatRule, QuantizeSpec, builtin_rule};
 use crate::network::{Network, Parameter, Role};
+use crate::registry;
 
 /// Decides every tensor of a network: the first match among `overrides`, then among the recipe's rules.
 ///
-/// Formats are the built-in ones; [`resolve_with`] takes others.
+/// An override may name a built-in format or a registered one; [`resolve_with`] also takes formats as values.
 ///
 /// # Errors
-/// [`PrecisionError`] when an override decides nothing, a gate/up pair would be split, or a format cannot hold a
-/// tensor it is given.
+/// [`PrecisionError`] when an override decides nothing, names an unknown format, gives a format to a tensor that cannot
+/// have it, or would split a gate/up pair.
 pub fn resolve(network: &Network, recipe: Recipe, overrides: &[Rule]) -> Result<PrecisionMap, PrecisionError> {
-    resolve_with(network, recipe, overrides, &builtin_rule)
+    resolve_with(network, recipe, overrides, &[])
 }
 
-/// As [`resolve`], with `format_rule` finding the arithmetic of a format by its name.
+/// As [`resolve`], with more formats to choose from.
 ///
 /// # Errors
-/// As [`resolve`]; [`PrecisionError::UnknownFormat`] where `format_rule` finds nothing.
-pub fn resolve_with<'f>(
+/// As [`resolve`].
+pub fn resolve_with(
     network: &Network,
     recipe: Recipe,
     overrides: &[Rule],
-    format_rule: &dyn Fn(&FormatId) -> Option<&'f dyn FormatRule>,
+    formats: &[&dyn FormatRule],
 ) -> Result<PrecisionMap, PrecisionError> {
     overrides.iter().try_for_each(Rule::check)?;
     let layers = network.config.layer_count();
@@ -42,7 +42,7 @@ pub fn resolve_with<'f>(
             TensorFormat::Quantized(_) => rule.backward.unwrap_or(recipe.backward()),
         };
         if let TensorFormat::Quantized(format) = &rule.format {
-            check_fit(parameter, format, rule, format_rule)?;
+            check_fit(parameter, format, rule, formats)?;
         }
         entries.push(PrecisionEntry { format: rule.format.clone(), backward, rule: rule.to_string() });
     }
@@ -53,11 +53,11 @@ pub fn resolve_with<'f>(
     Ok(PrecisionMap::seal(recipe.name().to_owned(), network, entries))
 }
 
-fn check_fit<'f>(
+fn check_fit(
     parameter: &Parameter,
     format: &FormatId,
     rule: &Rule,
-    format_rule: &dyn Fn(&FormatId) -> Option<&'f dyn FormatRule>,
+    formats: &[&dyn FormatRule],
 ) -> Result<(), PrecisionError> {
     if matches!(parameter.role, Role::Embedding | Role::Norm | Role::Bias | Role::RouterBias) {
         return Err(PrecisionError::NotQuantizable {
@@ -67,23 +67,33 @@ fn check_fit<'f>(
             rule: rule.to_string(),
         });
     }
-    let Some(arithmetic) = format_rule(format) else {
-        return Err(PrecisionError::UnknownFormat {
-            rule: rule.to_string(),
-            format: format.to_string(),
-            known: ["nvfp4", "mxfp8", "fp8-block", "fp8-block/pow2-scales"].map(str::to_owned).to_vec(),
-        });
-    };
     let (rows, cols) = parameter.rows_cols();
-    match arithmetic.layout(rows, cols, &QuantizeSpec::weight(format.clone())) {
+    let spec = QuantizeSpec::weight(format.clone());
+    let given = formats.iter().copied().find(|arithmetic| arithmetic.id() == *format);
+    let layout = match given.or_else(|| builtin_rule(format)) {
+        Some(arithmetic) => arithmetic.layout(rows, cols, &spec),
+        None => match registry::format(format.as_str(), &serde_json::Value::Null) {
+            Ok(arithmetic) => arithmetic.layout(rows, cols, &spec),
+            Err(_) => return Err(unknown_format(format, rule, formats)),
+        },
+    };
+    match layout {
         Ok(_) => Ok(()),
         Err(source) => Err(PrecisionError::DoesNotFit {
             tensor: parameter.name.clone(),
             shape: parameter.shape.clone(),
             format: format.to_string(),
-            source,
+            source: Box::new(source),
         }),
     }
+}
+
+fn unknown_format(format: &FormatId, rule: &Rule, formats: &[&dyn FormatRule]) -> PrecisionError {
+    let builtin = [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
+    let mut known: Vec<String> = builtin.iter().map(ToString::to_string).collect();
+    known.extend(formats.iter().map(|arithmetic| arithmetic.id().to_string()));
+    known.extend(registry::format_names().into_iter().map(str::to_owned));
+    PrecisionError::UnknownFormat { rule: rule.to_string(), format: format.to_string(), known }
 }
 
 fn check_pairs(network: &Network, entries: &[PrecisionEntry]) -> Result<(), PrecisionError> {

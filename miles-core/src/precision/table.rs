@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{PrecisionMap, TensorFormat};
-use crate::format::{QuantizeSpec, builtin_rule};
+use crate::format::{QuantizeSpec, ScaleKind, builtin_rule};
 use crate::network::{Network, Parameter};
 
 /// A precision map, grouped by role and decision.
@@ -89,7 +89,8 @@ impl PrecisionTable {
 impl fmt::Display for PrecisionTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = |bytes: Option<usize>| bytes.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
-        let mut lines = vec![["role", "layers", "format", "backward", "tensors", "bf16 bytes", "bytes"].map(str::to_owned)];
+        let mut lines =
+            vec![["role", "layers", "format", "backward", "tensors", "bf16 bytes", "bytes"].map(str::to_owned)];
         for row in &self.rows {
             lines.push([
                 row.role.to_owned(),
@@ -147,7 +148,8 @@ fn stored_bytes(parameter: &Parameter, format: &TensorFormat) -> Option<usize> {
         TensorFormat::Quantized(id) => {
             let (rows, cols) = parameter.rows_cols();
             let layout = builtin_rule(id)?.layout(rows, cols, &QuantizeSpec::weight(id.clone())).ok()?;
-            Some(layout.codes_bytes + layout.scale_bytes() + 4 * layout.outer_len)
+            let scale_bytes = if layout.scale_kind == ScaleKind::F32 { 4 } else { 1 };
+            Some(layout.codes_bytes + layout.scale_rows * layout.scale_cols * scale_bytes + 4 * layout.outer_len)
         }
     }
 }

@@ -68,7 +68,7 @@ fn grouped_attention(architecture: Architecture, keys: Keys<'_>, hidden: usize) 
         Some(width) => width,
         // Qwen3 is the one family whose default does not follow from the other sizes.
         None if architecture == Architecture::Qwen3 && !keys.has("head_dim") => 128,
-        None if hidden % heads == 0 => hidden / heads,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let why = format!("{heads} does not divide `hidden_size`, {hidden}, and there is no `head_dim`");
             return Err(keys.contradiction("num_attention_heads", why));
@@ -91,7 +91,8 @@ fn latent_attention(keys: Keys<'_>) -> Result<AttentionConfig, ModelError> {
     if let Some(kv_heads) = keys.size("num_key_value_heads")?
         && kv_heads != heads
     {
-        let why = format!("{kv_heads} differs from `num_attention_heads`, {heads}; latent attention has no shared heads");
+        let why =
+            format!("{kv_heads} differs from `num_attention_heads`, {heads}; latent attention has no shared heads");
         return Err(keys.contradiction("num_key_value_heads", why));
     }
     if !keys.has("q_lora_rank") {
@@ -170,12 +171,13 @@ fn grouped_router(keys: Keys<'_>, experts: usize, experts_per_token: usize) -> R
     }
     let groups = keys.required_size("n_group")?;
     let groups_per_token = keys.required_size("topk_group")?;
-    if experts % groups != 0 {
+    if !experts.is_multiple_of(groups) {
         return Err(keys.contradiction("n_group", format!("{groups} does not divide the number of experts, {experts}")));
     }
     let group_experts = experts / groups;
     if group_experts < 2 {
-        let why = format!("a group is ranked by its two best experts, but {experts} experts in {groups} groups have fewer");
+        let why =
+            format!("a group is ranked by its two best experts, but {experts} experts in {groups} groups have fewer");
         return Err(keys.contradiction("n_group", why));
     }
     if groups_per_token > groups {
@@ -183,10 +185,12 @@ fn grouped_router(keys: Keys<'_>, experts: usize, experts_per_token: usize) -> R
         return Err(keys.contradiction("topk_group", why));
     }
     if experts_per_token > groups_per_token * group_experts {
-        let why = format!("{experts_per_token} experts per token, but {groups_per_token} groups hold {group_experts} each");
+        let why =
+            format!("{experts_per_token} experts per token, but {groups_per_token} groups hold {group_experts} each");
         return Err(keys.contradiction("num_experts_per_tok", why));
     }
-    let scaling_factor = keys.positive("routed_scaling_factor")?.ok_or_else(|| keys.missing("routed_scaling_factor"))?;
+    let scaling_factor =
+        keys.positive("routed_scaling_factor")?.ok_or_else(|| keys.missing("routed_scaling_factor"))?;
     Ok(RouterConfig::SigmoidGrouped {
         groups,
         groups_per_token,

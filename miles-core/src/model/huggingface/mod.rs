@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 use super::{Architecture, ModelConfig, ModelError};
 use crate::checkpoint::limits::MAX_JSON_BYTES;
-use crate::nearest::nearest;
+use crate::registry::nearest;
 use crate::tensor::Dtype;
 use keys::Keys;
 
@@ -70,7 +70,8 @@ impl HuggingFaceConfig {
         let keys = Keys::new(&path, &json);
         let architecture = architecture(keys, &path)?;
         let mut model = families::model(architecture, keys)?;
-        model.eos_token_ids = eos::ids(keys, generation.map(|(path, object)| Keys::new(path, object)), model.vocab_size)?;
+        model.eos_token_ids =
+            eos::ids(keys, generation.map(|(path, object)| Keys::new(path, object)), model.vocab_size)?;
         let layout = quantization::stored_layout(keys)?;
         let predicted_layers = match architecture {
             Architecture::DeepseekV3 => keys.count("num_nextn_predict_layers")?.unwrap_or(1),

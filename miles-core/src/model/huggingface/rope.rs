@@ -22,11 +22,13 @@ pub(super) fn rope(keys: Keys<'_>, rotary_dim: usize, pairing: RopePairing) -> R
     }
     let theta = match (rule.positive("rope_theta")?, keys.positive("rope_theta")?) {
         (Some(nested), Some(outer)) if nested != outer => {
-            return Err(rule.contradiction("rope_theta", format!("{nested} differs from the outer `rope_theta`, {outer}")));
+            return Err(
+                rule.contradiction("rope_theta", format!("{nested} differs from the outer `rope_theta`, {outer}"))
+            );
         }
         (nested, outer) => nested.or(outer).unwrap_or(10_000.0),
     };
-    if rotary_dim % 2 != 0 {
+    if !rotary_dim.is_multiple_of(2) {
         let why = format!("rotates pairs of columns, but a head has {rotary_dim}");
         return Err(keys.contradiction("head_dim", why));
     }
@@ -35,7 +37,7 @@ pub(super) fn rope(keys: Keys<'_>, rotary_dim: usize, pairing: RopePairing) -> R
 
 fn scaling(keys: Keys<'_>, rule: Keys<'_>) -> Result<RopeScaling, ModelError> {
     let key = rule.alias(&["rope_type", "type"])?;
-    let required = |key| Ok(rule.positive(key)?.ok_or_else(|| rule.missing(key))?);
+    let required = |key| rule.positive(key)?.ok_or_else(|| rule.missing(key));
     match rule.text(key)?.unwrap_or("default") {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
