@@ -7,6 +7,7 @@ use miles_core::format::{FormatId, QuantizeSpec, QuantizedTensor, Source, Source
 use miles_core::plugin::ActivationDtype;
 
 use super::Context;
+use super::error::same_size;
 
 /// Activations `[rows, cols]` as f32 (BF16 values in a BF16 run), row-major.
 ///
@@ -103,19 +104,10 @@ impl QuantizedRows {
         dtype: ActivationDtype,
         format: &FormatId,
     ) -> Result<Self> {
-        let source = Source::new(values, rows, cols, source_dtype(dtype))?.named("activation");
+        let source = Source::new(values, rows, cols, source_dtype(dtype), Some("activation"))?;
         let spec = QuantizeSpec::activation(format.clone());
-        let mut made = context.quantizer().quantize(&[source], &spec)?;
-        match (made.pop(), made.is_empty()) {
-            (Some(tensor), true) => Ok(QuantizedRows { tensor }),
-            (last, _) => Err(super::error::OperationError::Shape {
-                operation: "quantize",
-                what: "number of results",
-                expected: 1,
-                actual: made.len() + usize::from(last.is_some()),
-            }
-            .into()),
-        }
+        let made = context.quantizer().quantize(&[source], &spec)?;
+        Ok(QuantizedRows { tensor: only(made)? })
     }
 
     /// The values that codes and scales stand for, `[rows, cols]`, in the format's decode order.
@@ -133,4 +125,10 @@ pub(crate) fn source_dtype(dtype: ActivationDtype) -> SourceDtype {
         ActivationDtype::Bf16 => SourceDtype::Bf16,
         ActivationDtype::F32 => SourceDtype::F32,
     }
+}
+
+/// The one result of quantizing one source.
+pub(crate) fn only(mut made: Vec<QuantizedTensor>) -> Result<QuantizedTensor> {
+    same_size("quantize", "number of results", 1, made.len())?;
+    Ok(made.swap_remove(0))
 }

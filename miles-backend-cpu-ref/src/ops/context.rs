@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use miles_core::Result;
 use miles_core::digest::Digest;
 use miles_core::plugin::Quantizer;
+use rayon::ThreadPoolBuilder;
 
+use super::OperationError;
 use crate::kernel::Compute;
 use crate::kernel::pack::PackedWeight;
 
@@ -32,6 +34,16 @@ impl Context {
     #[must_use]
     pub fn with_compute(&self, compute: Compute) -> Self {
         Context { compute, ..self.clone() }
+    }
+
+    /// The same packed weights, quantizer and instruction set on `threads` threads of its own (at least one).
+    ///
+    /// # Errors
+    /// If the operating system refuses the threads.
+    pub fn with_threads(&self, threads: usize) -> Result<Self, OperationError> {
+        let pool = ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        let pool = pool.map_err(|error| OperationError::Threads { threads, why: error.to_string() })?;
+        Ok(self.with_compute(Compute::from_parts(self.compute.isa(), Arc::new(pool))))
     }
 
     /// The same packed weights and threads with another quantizer.

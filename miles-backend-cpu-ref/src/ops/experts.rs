@@ -73,14 +73,21 @@ impl Forward<'_> {
         same_size("combine", "number of dispatched rows", routing.source_rows().len(), x.rows())?;
         let cols = x.cols();
         let mut out = vec![0.0f32; routing.rows() * cols];
-        let slots = routing.dispatched().chunks_exact(routing.per_row());
-        let weights = routing.weights().chunks_exact(routing.per_row());
-        for ((out, slots), weights) in out.chunks_exact_mut(cols).zip(slots).zip(weights) {
-            for (&slot, &weight) in slots.iter().zip(weights) {
-                let x = x.row(slot as usize);
-                out.iter_mut().zip(x).for_each(|(sum, x)| *sum = weight.mul_add(*x, *sum));
-            }
-        }
+        let compute = self.context.compute();
+        compute.for_row_pieces(&mut out, cols, |first_row, rows| {
+            compute.isa().run(
+                #[inline(always)]
+                || {
+                    for (row, out) in rows.chunks_exact_mut(cols).enumerate() {
+                        let slots = (first_row + row) * routing.per_row()..(first_row + row + 1) * routing.per_row();
+                        for slot in slots {
+                            let (at, weight) = (routing.dispatched()[slot] as usize, routing.weights()[slot]);
+                            out.iter_mut().zip(x.row(at)).for_each(|(sum, x)| *sum = weight.mul_add(*x, *sum));
+                        }
+                    }
+                },
+            );
+        });
         self.round(&mut out);
         Ok(Activation::new(routing.rows(), cols, out))
     }

@@ -10,13 +10,13 @@
 
 use miles_core::Result;
 use miles_core::model::RouterConfig;
+use miles_core::network::ParamId;
 
 use super::Forward;
 use super::activation::Activation;
 use super::error::same_size;
-use crate::kernel::math::{exp, sigmoid};
+use crate::kernel::math::{exp_in_place, sigmoid_in_place};
 use crate::kernel::reduce::{max8, sum8};
-use miles_core::network::ParamId;
 
 /// The experts of each row, their weights, and where each row goes.
 ///
@@ -133,7 +133,7 @@ impl Forward<'_> {
                     largest(row, per_row)
                 }
                 RouterConfig::SigmoidGrouped { groups, groups_per_token, .. } => {
-                    row.iter_mut().for_each(|logit| *logit = sigmoid(*logit));
+                    sigmoid_in_place(self.context.compute().isa(), row);
                     let biased: Vec<f32> = match bias {
                         Some(bias) => row.iter().zip(bias).map(|(score, bias)| score + bias).collect(),
                         None => row.to_vec(),
@@ -151,7 +151,8 @@ impl Forward<'_> {
     fn softmax(&self, row: &mut [f32]) {
         let isa = self.context.compute().isa();
         let largest = max8(isa, row);
-        row.iter_mut().for_each(|logit| *logit = exp(*logit - largest));
+        row.iter_mut().for_each(|logit| *logit -= largest);
+        exp_in_place(isa, row);
         let sum = sum8(isa, row);
         row.iter_mut().for_each(|value| *value /= sum);
     }
@@ -174,7 +175,7 @@ pub fn route_backward(routing: &Routing, rule: &RouterConfig, d_weights: &[f32])
             RouterConfig::SoftmaxTopK { .. } => {
                 let mut mean = 0.0;
                 for (&expert, &d) in chosen.iter().zip(&d_scores) {
-                    mean = scores[expert as usize].mul_add(d, mean);
+                    mean += scores[expert as usize] * d;
                 }
                 d_row.iter_mut().zip(scores).for_each(|(d, p)| *d = -mean * p);
                 for (&expert, &d) in chosen.iter().zip(&d_scores) {
@@ -207,7 +208,7 @@ fn scores_backward(rule: &RouterConfig, scores: &[f32], chosen: &[u32], weights:
         return d.iter().map(|d| d * factor).collect();
     }
     let total = chosen.iter().fold(0.0, |sum, &expert| sum + scores[expert as usize]) + floor;
-    let shared = weights.iter().zip(d).fold(0.0f32, |sum, (weight, d)| weight.mul_add(*d, sum)) / factor;
+    let shared = weights.iter().zip(d).fold(0.0, |sum, (weight, d)| sum + weight * d) / factor;
     d.iter().map(|d| (d - shared) / total * factor).collect()
 }
 
