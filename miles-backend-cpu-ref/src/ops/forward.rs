@@ -2,6 +2,7 @@
 
 use miles_core::plugin::ActivationDtype;
 
+use super::rounding::round_to;
 use super::{Context, PolicyWeights};
 
 /// The forward functions of one policy version.
@@ -21,8 +22,6 @@ pub struct Forward<'a> {
 impl Forward<'_> {
     /// Rounds an operation's result to the activation type.
     pub(crate) fn round(&self, values: &mut [f32]) {
-        if self.activations == ActivationDtype::Bf16 {
-            crate::kernel::rowwise::round_bf16_in_place(self.context.compute(), values);
-        }
+        round_to(self.activations, self.context.compute(), values);
     }
 }

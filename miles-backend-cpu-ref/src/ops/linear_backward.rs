@@ -33,12 +33,12 @@ use miles_core::{Error, Result};
 
 use super::activation::{only, source_dtype};
 use super::residual::accumulate;
+use super::rounding::{round_to, round_to_bf16};
 use super::weights::FP8_TILE_ROWS;
 use super::{Activation, BACKEND, Context};
 use crate::kernel::backward::{input_gradient, weight_gradient};
 use crate::kernel::linear::{Activations, linear as product};
 use crate::kernel::pack::PackedWeight;
-use crate::kernel::rowwise::round_bf16_in_place;
 
 /// The backward products of one weight `[out, in]`.
 #[derive(Clone, Copy)]
@@ -73,9 +73,7 @@ impl<'a> LinearBackward<'a> {
                 }
             }
         }
-        if self.activations == ActivationDtype::Bf16 {
-            round_bf16_in_place(self.context.compute(), &mut dx);
-        }
+        round_to(self.activations, self.context.compute(), &mut dx);
         Ok(dx)
     }
 
@@ -121,7 +119,7 @@ impl<'a> LinearBackward<'a> {
     pub fn activation_operand<'x>(&self, x: &'x Activation) -> Result<Cow<'x, [f32]>> {
         let Some(format) = self.dequantized_format() else { return Ok(Cow::Borrowed(x.values())) };
         let mut values = x.quantized(self.context, self.activations, format)?.dequantize(self.context)?;
-        round_bf16_in_place(self.context.compute(), &mut values);
+        round_to_bf16(self.context.compute(), &mut values);
         Ok(Cow::Owned(values))
     }
 
@@ -176,7 +174,7 @@ impl<'a> LinearBackward<'a> {
     /// The source that the forward pass quantized, made again from the master.
     fn rounded_master(&self) -> Vec<f32> {
         let mut values = self.master.to_vec();
-        round_bf16_in_place(self.context.compute(), &mut values);
+        round_to_bf16(self.context.compute(), &mut values);
         values
     }
 

@@ -25,6 +25,7 @@ pub mod logprob;
 pub mod norm;
 pub mod residual;
 pub mod rope;
+pub mod rounding;
 pub mod router;
 pub mod swiglu;
 mod weights;

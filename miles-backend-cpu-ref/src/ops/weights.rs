@@ -19,6 +19,7 @@ use miles_core::tensor::{DenseTensor, Dtype};
 
 use super::Context;
 use super::error::OperationError;
+use super::rope::RopeTable;
 use crate::kernel::pack::PackedWeight;
 
 /// The prepared tensors of one policy version.
@@ -26,6 +27,7 @@ use crate::kernel::pack::PackedWeight;
 pub struct PolicyWeights {
     snapshot: Arc<Snapshot>,
     prepared: Vec<Prepared>,
+    rope: RopeTable,
 }
 
 /// One tensor in the form that its operations read.
@@ -88,7 +90,8 @@ impl PolicyWeights {
                 _ => Prepared::Matrix(matrix(tensor, digest, context)?),
             });
         }
-        Ok(PolicyWeights { snapshot: Arc::clone(snapshot), prepared })
+        let rope = RopeTable::new(&network.config.rope);
+        Ok(PolicyWeights { snapshot: Arc::clone(snapshot), prepared, rope })
     }
 
     /// Version and digest.
@@ -134,6 +137,12 @@ impl PolicyWeights {
             Prepared::Table(table) | Prepared::TableAndMatrix(table, _) => Ok(table),
             _ => Err(self.role_error(id, "embedding table")),
         }
+    }
+
+    /// Rotary angles of the model.
+    #[must_use]
+    pub fn rope(&self) -> &RopeTable {
+        &self.rope
     }
 
     fn role_error(&self, id: ParamId, used_as: &'static str) -> OperationError {

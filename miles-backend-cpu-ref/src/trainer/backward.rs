@@ -8,12 +8,10 @@ use std::borrow::Cow;
 use miles_core::Result;
 use miles_core::format::FormatId;
 use miles_core::network::{AttentionShape, Linear, Network, ParamId};
-use miles_core::plugin::ActivationDtype;
 
 use super::gradients::Gradients;
 use super::masters::Masters;
 use super::tape::{Node, Record, Tape, Tracked};
-use crate::kernel::rowwise::round_bf16_in_place;
 use crate::ops::attention::{Attended, packed_attention_backward};
 use crate::ops::embedding::embedding_backward;
 use crate::ops::experts::{combine_backward, dispatch_backward};
@@ -21,6 +19,7 @@ use crate::ops::heads::{head_columns_backward, join_heads_backward};
 use crate::ops::linear_backward::LinearBackward;
 use crate::ops::norm::rms_norm_backward;
 use crate::ops::residual::accumulate;
+use crate::ops::rounding::round_to;
 use crate::ops::router::{Routing, route_backward};
 use crate::ops::swiglu::swiglu_backward;
 use crate::ops::{Activation, Forward};
@@ -72,11 +71,11 @@ impl<'a> BackwardPass<'a> {
                         embedding_backward(&dy, &batch.tokens, hidden, table);
                     }
                 }
-                Record::Norm { x, weight, groups, eps } => {
+                Record::Norm { x, weight, eps } => {
                     let values = self.forward.weights.vector(weight)?;
                     let d_weight = self.gradients.weight(weight).map(Vec::as_mut_slice);
                     let compute = self.forward.context.compute();
-                    let dx = rms_norm_backward(compute, &dy, &x.value, values, groups, eps, d_weight);
+                    let dx = rms_norm_backward(compute, &dy, &x.value, values, eps, d_weight);
                     pending.add(x.node, dx);
                 }
                 Record::Linear { x, linear } => {
@@ -209,9 +208,7 @@ impl<'a> BackwardPass<'a> {
     }
 
     fn round(&self, dy: &mut [f32]) {
-        if self.forward.activations == ActivationDtype::Bf16 {
-            round_bf16_in_place(self.forward.context.compute(), dy);
-        }
+        round_to(self.forward.activations, self.forward.context.compute(), dy);
     }
 
     fn products(&self, weight: ParamId) -> LinearBackward<'a> {

@@ -41,11 +41,11 @@ impl<'a> ScoringHead<'a> {
     ///
     /// # Errors
     /// Whatever the head's linear layer reports.
-    pub fn score(&self, hidden: &Activation, targets: &[u32]) -> Result<SampleScores> {
-        let mut scores = SampleScores::default();
+    pub fn score(&self, hidden: &Activation, targets: &[u32]) -> Result<Scores> {
+        let mut scores = Scores::default();
         for rows in pieces(0..hidden.rows(), self.max_rows) {
             let (_, logits) = self.logits(hidden, rows.clone())?;
-            self.score_logits(&logits, &targets[rows]).append_to(&mut scores);
+            scores.append(self.score_logits(&logits, &targets[rows]));
         }
         Ok(scores)
     }

@@ -49,7 +49,7 @@ pub struct Node {
 #[derive(Debug)]
 pub(crate) enum Record {
     Embedding,
-    Norm { x: Tracked, weight: ParamId, groups: usize, eps: f32 },
+    Norm { x: Tracked, weight: ParamId, eps: f32 },
     Linear { x: Tracked, linear: Linear },
     Rope { x: Node, shape: RopeShape },
     Attention { q: Tracked, k: Tracked, v: Tracked, attended: Attended, shape: AttentionShape },
@@ -112,7 +112,7 @@ impl Operations for Tape<'_> {
 
     fn rms_norm(&mut self, x: &Tracked, weight: ParamId, groups: usize, eps: f32) -> Result<Tracked> {
         let value = self.forward.rms_norm(&x.value, weight, groups, eps)?;
-        Ok(self.track(value, || Record::Norm { x: x.clone(), weight, groups, eps }))
+        Ok(self.track(value, || Record::Norm { x: x.clone(), weight, eps }))
     }
 
     fn linear(&mut self, x: &Tracked, linear: &Linear) -> Result<Tracked> {
