@@ -81,11 +81,7 @@ struct PackedCache {
 }
 
 impl PackedCache {
-    fn find_or_pack(
-        &self,
-        digest: Digest,
-        pack: impl FnOnce() -> Result<PackedWeight>,
-    ) -> Result<Arc<PackedWeight>> {
+    fn find_or_pack(&self, digest: Digest, pack: impl FnOnce() -> Result<PackedWeight>) -> Result<Arc<PackedWeight>> {
         let mut by_digest = self.by_digest.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = by_digest.get(&digest).and_then(Weak::upgrade) {
             return Ok(found);

@@ -141,7 +141,8 @@ impl<'a> LinearBackward<'a> {
         match (dy.scales().as_f32(), weight.scales().as_f32()) {
             (Some(scales), Some(weight_scales)) => {
                 let codes = weight.codes();
-                let packed = PackedWeight::from_fp8_block(compute, codes, weight_scales, FP8_TILE_ROWS, inputs, outputs);
+                let packed =
+                    PackedWeight::from_fp8_block(compute, codes, weight_scales, FP8_TILE_ROWS, inputs, outputs);
                 product(compute, Activations::Fp8Block { codes: dy.codes(), scales }, rows, &packed, dx);
             }
             _ => {

@@ -3,7 +3,7 @@
 use miles_core::plugin::ActivationDtype;
 
 use crate::kernel::Compute;
-use crate::kernel::rowwise::round_bf16_in_place;
+use crate::kernel::rowwise::elementwise::round_bf16_in_place;
 
 /// Rounds to BF16 (nearest even, held as f32) in a BF16 run; leaves an F32 run's values alone.
 pub fn round_to(dtype: ActivationDtype, compute: &Compute, values: &mut [f32]) {

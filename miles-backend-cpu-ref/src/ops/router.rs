@@ -216,7 +216,9 @@ fn scores_backward(rule: &RouterConfig, scores: &[f32], chosen: &[u32], weights:
 fn normalization(rule: &RouterConfig) -> (bool, f32, f32) {
     match *rule {
         RouterConfig::SoftmaxTopK { normalize } => (normalize, 0.0, 1.0),
-        RouterConfig::SigmoidGrouped { normalize, scaling_factor, .. } => (normalize, SIGMOID_SUM_FLOOR, scaling_factor),
+        RouterConfig::SigmoidGrouped { normalize, scaling_factor, .. } => {
+            (normalize, SIGMOID_SUM_FLOOR, scaling_factor)
+        }
     }
 }
 

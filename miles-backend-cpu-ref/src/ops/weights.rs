@@ -4,7 +4,7 @@
 //! |---|---|
 //! | norms, biases, the router's selection bias | dense f32 values |
 //! | matrices of linear layers | packed codes, in the precision that the snapshot holds them in |
-//! | embedding table | the snapshot's own bytes; packed as well when it is also the head |
+//! | embedding table | the snapshot's own BF16 bytes, or decoded; packed as well when it is also the head |
 //!
 //! A format without a kernel of its own is dequantized to F32 and multiplied as such (declared `Emulated`).
 
@@ -20,6 +20,7 @@ use miles_core::tensor::{DenseTensor, Dtype};
 use super::Context;
 use super::error::OperationError;
 use super::rope::RopeTable;
+use crate::kernel::decode::bf16;
 use crate::kernel::pack::PackedWeight;
 
 /// The prepared tensors of one policy version.
@@ -62,9 +63,9 @@ pub enum Operand {
 /// Rows of an embedding table `[vocab, hidden]`.
 #[derive(Clone, Debug)]
 pub enum Table {
-    /// The snapshot's own bytes.
-    Dense(DenseTensor),
-    /// The decoded values of a quantized table.
+    /// The snapshot's own BF16 bytes.
+    Bf16(DenseTensor),
+    /// The decoded values of any other table.
     Decoded(Arc<[f32]>),
 }
 
@@ -156,37 +157,18 @@ impl Table {
         let cols = into.len();
         match self {
             Table::Decoded(values) => into.copy_from_slice(&values[row * cols..][..cols]),
-            Table::Dense(tensor) => {
-                let width = tensor.dtype().element_bytes();
-                let bytes = &tensor.bytes()[row * cols * width..][..cols * width];
-                read_dense(tensor.dtype(), bytes, into);
-            }
-        }
-    }
-}
-
-fn read_dense(dtype: Dtype, bytes: &[u8], into: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => {
-            for (value, b) in into.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*b);
-            }
-        }
-        Dtype::F16 => {
-            for (value, b) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *value = half::f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        Dtype::Bf16 => {
-            for (value, b) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *value = crate::kernel::decode::bf16(u16::from_le_bytes(*b));
+            Table::Bf16(tensor) => {
+                let bytes = &tensor.bytes()[row * cols * 2..][..cols * 2];
+                for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = bf16(u16::from_le_bytes(*bytes));
+                }
             }
         }
     }
 }
 
 /// The values of any tensor as f32.
-pub(crate) fn values(tensor: &PolicyTensor, context: &Context) -> Result<Vec<f32>> {
+fn values(tensor: &PolicyTensor, context: &Context) -> Result<Vec<f32>> {
     match tensor {
         PolicyTensor::Dense(dense) => Ok(dense.to_f32()),
         PolicyTensor::Quantized(quantized) => context.quantizer().dequantize(quantized),
@@ -195,8 +177,8 @@ pub(crate) fn values(tensor: &PolicyTensor, context: &Context) -> Result<Vec<f32
 
 fn table(tensor: &PolicyTensor, context: &Context) -> Result<Table> {
     match tensor {
-        PolicyTensor::Dense(dense) => Ok(Table::Dense(dense.clone())),
-        PolicyTensor::Quantized(quantized) => Ok(Table::Decoded(context.quantizer().dequantize(quantized)?.into())),
+        PolicyTensor::Dense(dense) if dense.dtype() == Dtype::Bf16 => Ok(Table::Bf16(dense.clone())),
+        other => Ok(Table::Decoded(values(other, context)?.into())),
     }
 }
 
@@ -213,7 +195,7 @@ fn matrix(tensor: &PolicyTensor, digest: Digest, context: &Context) -> Result<Ma
 }
 
 /// How a linear layer with a weight of this format reads its activation.
-pub(crate) fn operand_of(format: &FormatId) -> Operand {
+fn operand_of(format: &FormatId) -> Operand {
     if has_kernel(format) { Operand::Codes(format.clone()) } else { Operand::Dequantized(format.clone()) }
 }
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use miles_core::Result;
-use miles_core::network::{Linear, logits};
+use miles_core::network::Linear;
 use miles_core::plugin::SampleScores;
 
 use super::backward::BackwardPass;
