@@ -13,13 +13,22 @@ use miles_backend_cpu_ref::kernel::linear::{Activations, linear};
 use miles_backend_cpu_ref::kernel::pack::PackedWeight;
 
 const FORMATS: [&str; 5] = ["f32", "bf16", "mxfp8", "nvfp4", "fp8-block"];
-const SHAPES: [(&str, usize, usize); 5] =
-    [("q/o", 576, 576), ("k/v", 192, 576), ("gate/up", 1536, 576), ("down", 576, 1536), ("lm_head", 49152, 576)];
+const SHAPES: [(&str, usize, usize); 5] = [
+    ("q/o", 576, 576),
+    ("k/v", 192, 576),
+    ("gate/up", 1536, 576),
+    ("down", 576, 1536),
+    ("lm_head", 49152, 576),
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let compute = Compute::new(threads)?;
-    println!("isa {}, {} threads", compute.isa().name(), compute.threads());
+    println!(
+        "isa {}, {} threads",
+        compute.isa().name(),
+        compute.threads()
+    );
     println!(
         "{:<10} {:<9} {:>5} {:>6} {:>6} {:>10} {:>9} {:>8}",
         "format", "matrix", "m", "n", "k", "us", "GFLOP/s", "GB/s"
@@ -38,7 +47,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn linear_rate(compute: &Compute, format: &str, name: &str, m: usize, n: usize, k: usize) {
     let first = pack(compute, format, n, k);
-    let copies = if m > 32 { 1 } else { (128 << 20) / first.bytes() + 1 };
+    let copies = if m > 32 {
+        1
+    } else {
+        (128 << 20) / first.bytes() + 1
+    };
     let weights: Vec<PackedWeight> = std::iter::repeat_n(first, copies).collect();
     let values: Vec<f32> = (0..m * k).map(|i| (i % 31) as f32 * 0.0625 - 1.0).collect();
     let codes = vec![0x39u8; m * k];
@@ -46,11 +59,19 @@ fn linear_rate(compute: &Compute, format: &str, name: &str, m: usize, n: usize, 
     let wide_scales = vec![0.5f32; m * k.div_ceil(128)];
     let token_scales = vec![0.5f32; m];
     let x = match format {
-        "mxfp8" => Activations::Mxfp8 { codes: &codes, scales: &scales[..m * k.div_ceil(32)] },
-        "nvfp4" => {
-            Activations::Nvfp4 { codes: &codes[..m * k.div_ceil(2)], scales: &scales, token_scales: &token_scales }
-        }
-        "fp8-block" => Activations::Fp8Block { codes: &codes, scales: &wide_scales },
+        "mxfp8" => Activations::Mxfp8 {
+            codes: &codes,
+            scales: &scales[..m * k.div_ceil(32)],
+        },
+        "nvfp4" => Activations::Nvfp4 {
+            codes: &codes[..m * k.div_ceil(2)],
+            scales: &scales,
+            token_scales: &token_scales,
+        },
+        "fp8-block" => Activations::Fp8Block {
+            codes: &codes,
+            scales: &wide_scales,
+        },
         _ => Activations::Values(&values),
     };
     let mut out = vec![0.0; m * n];
@@ -72,7 +93,13 @@ fn pack(compute: &Compute, format: &str, n: usize, k: usize) -> PackedWeight {
     match format {
         "f32" => PackedWeight::from_f32(compute, &vec![0.25; n * k], n, k),
         "bf16" => PackedWeight::from_bf16(compute, &vec![0x3E80; n * k], n, k),
-        "mxfp8" => PackedWeight::from_mxfp8(compute, &vec![0x39; n * k], &vec![121; n * k.div_ceil(32)], n, k),
+        "mxfp8" => PackedWeight::from_mxfp8(
+            compute,
+            &vec![0x39; n * k],
+            &vec![121; n * k.div_ceil(32)],
+            n,
+            k,
+        ),
         "nvfp4" => PackedWeight::from_nvfp4(
             compute,
             &vec![0x39; n * k.div_ceil(2)],

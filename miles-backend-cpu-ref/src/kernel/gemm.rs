@@ -55,7 +55,8 @@ fn direct_body<T: Panel, const R: usize, const P: usize>(
         for p in 0..P {
             scales[p] = panels[p].scales(block);
         }
-        let codes: [&[T::Codes]; P] = std::array::from_fn(|p| &panels[p].codes()[start..start + len]);
+        let codes: [&[T::Codes]; P] =
+            std::array::from_fn(|p| &panels[p].codes()[start..start + len]);
         let xs: [&[f32]; R] = std::array::from_fn(|r| &x[r][start..start + len]);
         if T::PROMOTED {
             let mut partial = [[[0.0; PANEL]; P]; R];
@@ -130,21 +131,30 @@ pub(crate) fn product(
         return;
     }
     let (isa, rows) = (compute.isa(), x.len() / k_len);
-    compute.for_each(balanced(out, rows, cols, BAND_ROWS, compute.threads()), |mut block| {
-        let mut lines = vec![Line::ZERO; K_BLOCK.min(k_len)];
-        for panel in 0..block.panels() {
-            for k in (0..k_len).step_by(K_BLOCK) {
-                let lines = &mut lines[..K_BLOCK.min(k_len - k)];
-                source.fill(isa, block.first_panel + panel, k..k + lines.len(), lines);
-                let from_output = k > 0 || start == Start::Output;
-                block.for_each_tile(|first_row, rows| {
-                    let mut acc = load(rows, panel, from_output);
-                    tile(isa, &x[first_row * k_len + k..], k_len, lines, &mut acc[..rows.len()]);
-                    store(rows, panel, &acc[..]);
-                });
+    compute.for_each(
+        balanced(out, rows, cols, BAND_ROWS, compute.threads()),
+        |mut block| {
+            let mut lines = vec![Line::ZERO; K_BLOCK.min(k_len)];
+            for panel in 0..block.panels() {
+                for k in (0..k_len).step_by(K_BLOCK) {
+                    let lines = &mut lines[..K_BLOCK.min(k_len - k)];
+                    source.fill(isa, block.first_panel + panel, k..k + lines.len(), lines);
+                    let from_output = k > 0 || start == Start::Output;
+                    block.for_each_tile(|first_row, rows| {
+                        let mut acc = load(rows, panel, from_output);
+                        tile(
+                            isa,
+                            &x[first_row * k_len + k..],
+                            k_len,
+                            lines,
+                            &mut acc[..rows.len()],
+                        );
+                        store(rows, panel, &acc[..]);
+                    });
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// The promoted product of [`Panel::PROMOTED`] codes: a chain of its own per block of `T::BLOCK` k.
@@ -166,15 +176,25 @@ pub(crate) fn promoted_block<T: Panel>(
             let scales = codes.scales(k_block);
             block.for_each_tile(|first_row, rows| {
                 let mut partial = [[0.0; PANEL]; ROW_TILE];
-                tile(isa, &x[first_row * k_len + k..], k_len, lines, &mut partial[..rows.len()]);
+                tile(
+                    isa,
+                    &x[first_row * k_len + k..],
+                    k_len,
+                    lines,
+                    &mut partial[..rows.len()],
+                );
                 let mut acc = load(rows, panel, k_block > 0);
-                let row_scales =
-                    promotion.row_scales[first_row * promotion.blocks + k_block..].iter().step_by(promotion.blocks);
+                let row_scales = promotion.row_scales[first_row * promotion.blocks + k_block..]
+                    .iter()
+                    .step_by(promotion.blocks);
                 isa.run(
                     #[inline(always)]
                     || {
-                        for ((acc, partial), &row_scale) in
-                            acc.iter_mut().zip(&partial).zip(row_scales).take(rows.len())
+                        for ((acc, partial), &row_scale) in acc
+                            .iter_mut()
+                            .zip(&partial)
+                            .zip(row_scales)
+                            .take(rows.len())
                         {
                             promote(partial, row_scale, &scales, acc);
                         }
@@ -199,7 +219,13 @@ fn tile(isa: Isa, x: &[f32], stride: usize, lines: &[Line], acc: &mut [[f32; PAN
 
 /// The register tile: `R` rows, 16 columns. Rows beyond `acc` repeat the last one and are dropped.
 #[inline(never)]
-fn tile_of<const R: usize>(isa: Isa, x: &[f32], stride: usize, lines: &[Line], acc: &mut [[f32; PANEL]]) {
+fn tile_of<const R: usize>(
+    isa: Isa,
+    x: &[f32],
+    stride: usize,
+    lines: &[Line],
+    acc: &mut [[f32; PANEL]],
+) {
     let last = acc.len() - 1;
     let rows: [&[f32]; R] = std::array::from_fn(|r| &x[r.min(last) * stride..][..lines.len()]);
     let mut sums: [[f32; PANEL]; R] = std::array::from_fn(|r| acc[r.min(last)]);

@@ -15,7 +15,9 @@ use super::decode::{E4M3_LIFT, e4m3, e8m0};
 use super::gemm::{Promotion, Start, direct, product, promoted_block, store};
 use super::nvfp4;
 use super::pack::{FP8_BLOCK, MXFP8_BLOCK, NVFP4_BLOCK, PackedWeight, Store, check};
-use super::panel::{Bf16Panel, F32Panel, Fp8BlockPanel, Line, Mxfp8Panel, Panel, PanelSource, fill};
+use super::panel::{
+    Bf16Panel, F32Panel, Fp8BlockPanel, Line, Mxfp8Panel, Panel, PanelSource, fill,
+};
 use super::split::{Block, PANEL, balanced};
 use super::{Compute, Isa};
 
@@ -58,31 +60,68 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
     check("output", out.len(), m * n);
     match (x, &w.store) {
         (
-            Activations::Nvfp4 { codes, scales, token_scales },
-            Store::Nvfp4 { codes: w_codes, scales: w_scales, outer_scale },
+            Activations::Nvfp4 {
+                codes,
+                scales,
+                token_scales,
+            },
+            Store::Nvfp4 {
+                codes: w_codes,
+                scales: w_scales,
+                outer_scale,
+            },
         ) => {
             check("NVFP4 activation bytes", codes.len(), m * k.div_ceil(2));
-            check("NVFP4 activation scales", scales.len(), m * k.div_ceil(NVFP4_BLOCK));
+            check(
+                "NVFP4 activation scales",
+                scales.len(),
+                m * k.div_ceil(NVFP4_BLOCK),
+            );
             check("NVFP4 token scales", token_scales.len(), m);
             let rows = nvfp4::Rows::prepare(codes, scales, token_scales, k);
-            let weight = nvfp4::Weight { codes: w_codes, scales: w_scales, outer_scale: *outer_scale };
+            let weight = nvfp4::Weight {
+                codes: w_codes,
+                scales: w_scales,
+                outer_scale: *outer_scale,
+            };
             nvfp4::product(compute, &rows, weight, out, n);
         }
-        (Activations::Fp8Block { codes, scales }, Store::Fp8Block { codes: w_codes, scales: w_scales, extreme }) => {
+        (
+            Activations::Fp8Block { codes, scales },
+            Store::Fp8Block {
+                codes: w_codes,
+                scales: w_scales,
+                extreme,
+            },
+        ) => {
             let blocks = k.div_ceil(FP8_BLOCK);
             check("block-FP8 activation codes", codes.len(), m * k);
             check("block-FP8 activation scales", scales.len(), m * blocks);
             let lifted: Vec<f32> = codes.iter().map(|&code| e4m3(code) * E4M3_LIFT).collect();
-            let rows = Rows { values: &lifted, k, promotion: Promotion { row_scales: scales, blocks } };
+            let rows = Rows {
+                values: &lifted,
+                k,
+                promotion: Promotion {
+                    row_scales: scales,
+                    blocks,
+                },
+            };
             fp8_block(compute, rows, w_codes, w_scales, extreme, out, n);
         }
         (Activations::Values(values), Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. }) => {
             check("activation values", values.len(), m * k);
             chained(compute, values, m, w, out);
         }
-        (Activations::Mxfp8 { codes, scales }, Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. }) => {
+        (
+            Activations::Mxfp8 { codes, scales },
+            Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. },
+        ) => {
             check("MXFP8 activation codes", codes.len(), m * k);
-            check("MXFP8 activation scales", scales.len(), m * k.div_ceil(MXFP8_BLOCK));
+            check(
+                "MXFP8 activation scales",
+                scales.len(),
+                m * k.div_ceil(MXFP8_BLOCK),
+            );
             chained(compute, &mxfp8_values(codes, scales, k), m, w, out);
         }
         _ => no_common_product(),
@@ -94,7 +133,10 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
 pub fn mxfp8_values(codes: &[u8], scales: &[u8], k: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(codes.len());
     if k > 0 {
-        for (row, scales) in codes.chunks_exact(k).zip(scales.chunks_exact(k.div_ceil(MXFP8_BLOCK))) {
+        for (row, scales) in codes
+            .chunks_exact(k)
+            .zip(scales.chunks_exact(k.div_ceil(MXFP8_BLOCK)))
+        {
             for (block, &scale) in row.chunks(MXFP8_BLOCK).zip(scales) {
                 let scale = e8m0(scale);
                 values.extend(block.iter().map(|&code| e4m3(code) * scale));
@@ -110,18 +152,51 @@ fn chained(compute: &Compute, x: &[f32], m: usize, w: &PackedWeight, out: &mut [
     if m > DIRECT_ROWS || k == 0 {
         return product(compute, x, k, w, Start::Zero, out, n);
     }
-    let rows = Rows { values: x, k, promotion: Promotion { row_scales: &[], blocks: 0 } };
+    let rows = Rows {
+        values: x,
+        k,
+        promotion: Promotion {
+            row_scales: &[],
+            blocks: 0,
+        },
+    };
     let isa = compute.isa();
-    compute.for_each(direct_blocks(compute, out, m, n, k), |mut block| match &w.store {
-        Store::F32(lines) => direct_block(isa, rows, |p| F32Panel(&lines[p * k..(p + 1) * k]), &mut block),
-        Store::Bf16(codes) => direct_block(isa, rows, |p| Bf16Panel(&codes[p * k..(p + 1) * k]), &mut block),
-        Store::Mxfp8 { codes, scales, extreme } if any_extreme(extreme, &block) => {
-            direct_rows::<_, 1, 1>(isa, rows, |p| mxfp8_panel::<true>(codes, scales, k, p), &mut block);
+    compute.for_each(direct_blocks(compute, out, m, n, k), |mut block| {
+        match &w.store {
+            Store::F32(lines) => direct_block(
+                isa,
+                rows,
+                |p| F32Panel(&lines[p * k..(p + 1) * k]),
+                &mut block,
+            ),
+            Store::Bf16(codes) => direct_block(
+                isa,
+                rows,
+                |p| Bf16Panel(&codes[p * k..(p + 1) * k]),
+                &mut block,
+            ),
+            Store::Mxfp8 {
+                codes,
+                scales,
+                extreme,
+            } if any_extreme(extreme, &block) => {
+                direct_rows::<_, 1, 1>(
+                    isa,
+                    rows,
+                    |p| mxfp8_panel::<true>(codes, scales, k, p),
+                    &mut block,
+                );
+            }
+            Store::Mxfp8 { codes, scales, .. } => {
+                direct_block(
+                    isa,
+                    rows,
+                    |p| mxfp8_panel::<false>(codes, scales, k, p),
+                    &mut block,
+                );
+            }
+            Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
         }
-        Store::Mxfp8 { codes, scales, .. } => {
-            direct_block(isa, rows, |p| mxfp8_panel::<false>(codes, scales, k, p), &mut block);
-        }
-        Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
     });
 }
 
@@ -151,7 +226,14 @@ fn fp8_block(
             (false, false) => direct_block(isa, rows, plain, &mut block),
             (false, true) => direct_rows::<_, 1, 1>(isa, rows, extreme_panel, &mut block),
             (true, false) => promoted_block(isa, rows.values, k, rows.promotion, plain, &mut block),
-            (true, true) => promoted_block(isa, rows.values, k, rows.promotion, extreme_panel, &mut block),
+            (true, true) => promoted_block(
+                isa,
+                rows.values,
+                k,
+                rows.promotion,
+                extreme_panel,
+                &mut block,
+            ),
         }
     });
 }
@@ -170,8 +252,18 @@ struct Rows<'a> {
 }
 
 /// Column blocks for few rows; small products stay on the calling thread.
-fn direct_blocks<'a>(compute: &Compute, out: &'a mut [f32], m: usize, n: usize, k: usize) -> Vec<Block<'a>> {
-    let threads = if n * k < SERIAL_WEIGHTS { 1 } else { compute.threads() };
+fn direct_blocks<'a>(
+    compute: &Compute,
+    out: &'a mut [f32],
+    m: usize,
+    n: usize,
+    k: usize,
+) -> Vec<Block<'a>> {
+    let threads = if n * k < SERIAL_WEIGHTS {
+        1
+    } else {
+        compute.threads()
+    };
     balanced(out, m, n, DIRECT_ROWS, threads)
 }
 
@@ -197,10 +289,12 @@ fn direct_rows<T: Panel, const R: usize, const P: usize>(
     for (tile, rows) in block.rows.chunks_mut(R).enumerate() {
         let row_at = |r: usize| block.first_row + tile * R + r.min(rows.len() - 1);
         let values: [&[f32]; R] = std::array::from_fn(|r| &x.values[row_at(r) * k..][..k]);
-        let row_scales: [&[f32]; R] =
-            std::array::from_fn(|r| &x.promotion.row_scales[row_at(r) * scales_per_row..][..scales_per_row]);
+        let row_scales: [&[f32]; R] = std::array::from_fn(|r| {
+            &x.promotion.row_scales[row_at(r) * scales_per_row..][..scales_per_row]
+        });
         for panel in (0..panels).step_by(P) {
-            let tile_panels = std::array::from_fn(|p| panel_at(first_panel + (panel + p).min(panels - 1)));
+            let tile_panels =
+                std::array::from_fn(|p| panel_at(first_panel + (panel + p).min(panels - 1)));
             let acc = direct::<T, R, P>(isa, values, row_scales, tile_panels);
             for (row, acc) in rows.iter_mut().zip(&acc) {
                 for (p, acc) in acc.iter().enumerate().take(panels - panel) {
@@ -215,14 +309,36 @@ impl PanelSource for PackedWeight {
     fn fill(&self, isa: Isa, panel: usize, k: Range<usize>, lines: &mut [Line]) {
         let k_len = self.k();
         match &self.store {
-            Store::F32(all) => fill(isa, F32Panel(&all[panel * k_len..(panel + 1) * k_len]), k, lines),
-            Store::Bf16(codes) => fill(isa, Bf16Panel(&codes[panel * k_len..(panel + 1) * k_len]), k, lines),
-            Store::Mxfp8 { codes, scales, extreme } if extreme[panel] => {
-                fill(isa, mxfp8_panel::<true>(codes, scales, k_len, panel), k, lines);
+            Store::F32(all) => fill(
+                isa,
+                F32Panel(&all[panel * k_len..(panel + 1) * k_len]),
+                k,
+                lines,
+            ),
+            Store::Bf16(codes) => fill(
+                isa,
+                Bf16Panel(&codes[panel * k_len..(panel + 1) * k_len]),
+                k,
+                lines,
+            ),
+            Store::Mxfp8 {
+                codes,
+                scales,
+                extreme,
+            } if extreme[panel] => {
+                fill(
+                    isa,
+                    mxfp8_panel::<true>(codes, scales, k_len, panel),
+                    k,
+                    lines,
+                );
             }
-            Store::Mxfp8 { codes, scales, .. } => {
-                fill(isa, mxfp8_panel::<false>(codes, scales, k_len, panel), k, lines)
-            }
+            Store::Mxfp8 { codes, scales, .. } => fill(
+                isa,
+                mxfp8_panel::<false>(codes, scales, k_len, panel),
+                k,
+                lines,
+            ),
             Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
         }
     }
@@ -236,7 +352,10 @@ fn mxfp8_panel<'a, const EXTREME: bool>(
     panel: usize,
 ) -> Mxfp8Panel<'a, EXTREME> {
     let blocks = k.div_ceil(MXFP8_BLOCK);
-    Mxfp8Panel { codes: &codes[panel * k..(panel + 1) * k], scales: &scales[panel * blocks..(panel + 1) * blocks] }
+    Mxfp8Panel {
+        codes: &codes[panel * k..(panel + 1) * k],
+        scales: &scales[panel * blocks..(panel + 1) * blocks],
+    }
 }
 
 #[inline(always)]
@@ -247,7 +366,10 @@ fn fp8_panel<'a, const EXTREME: bool>(
     panel: usize,
 ) -> Fp8BlockPanel<'a, EXTREME> {
     let blocks = k.div_ceil(FP8_BLOCK);
-    Fp8BlockPanel { codes: &codes[panel * k..(panel + 1) * k], scales: &scales[panel * blocks..(panel + 1) * blocks] }
+    Fp8BlockPanel {
+        codes: &codes[panel * k..(panel + 1) * k],
+        scales: &scales[panel * blocks..(panel + 1) * blocks],
+    }
 }
 
 #[cold]

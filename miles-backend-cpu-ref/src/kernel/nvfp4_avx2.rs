@@ -35,9 +35,33 @@ fn block_avx2(x: &Rows, w: Weight, block: &mut Block) {
         for (tile, rows) in block.rows.chunks_mut(TILE).enumerate() {
             let first_row = block.first_row + tile * TILE;
             match rows {
-                [a, b, c, d] => tile_rows(x, w.outer_scale, first_row, codes, scales, panel, &mut [a, b, c, d]),
-                [a, b, c] => tile_rows(x, w.outer_scale, first_row, codes, scales, panel, &mut [a, b, c]),
-                [a, b] => tile_rows(x, w.outer_scale, first_row, codes, scales, panel, &mut [a, b]),
+                [a, b, c, d] => tile_rows(
+                    x,
+                    w.outer_scale,
+                    first_row,
+                    codes,
+                    scales,
+                    panel,
+                    &mut [a, b, c, d],
+                ),
+                [a, b, c] => tile_rows(
+                    x,
+                    w.outer_scale,
+                    first_row,
+                    codes,
+                    scales,
+                    panel,
+                    &mut [a, b, c],
+                ),
+                [a, b] => tile_rows(
+                    x,
+                    w.outer_scale,
+                    first_row,
+                    codes,
+                    scales,
+                    panel,
+                    &mut [a, b],
+                ),
                 [a] => tile_rows(x, w.outer_scale, first_row, codes, scales, panel, &mut [a]),
                 _ => {}
             }
@@ -58,8 +82,10 @@ fn tile_rows<const R: usize>(
     out: &mut [&mut [f32]; R],
 ) {
     let blocks = codes.len();
-    let x_codes: [&[[i8; NVFP4_BLOCK]]; R] = std::array::from_fn(|r| &x.codes[(first_row + r) * blocks..][..blocks]);
-    let x_scales: [&[f32]; R] = std::array::from_fn(|r| &x.scales[(first_row + r) * blocks..][..blocks]);
+    let x_codes: [&[[i8; NVFP4_BLOCK]]; R] =
+        std::array::from_fn(|r| &x.codes[(first_row + r) * blocks..][..blocks]);
+    let x_scales: [&[f32]; R] =
+        std::array::from_fn(|r| &x.scales[(first_row + r) * blocks..][..blocks]);
     let table = _mm256_broadcastsi128_si256(load_16(&OFFSET_CODES));
     let nibble = _mm256_set1_epi8(0x0F);
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
@@ -75,11 +101,15 @@ fn tile_rows<const R: usize>(
         for quarter in 0..4 {
             let bytes = load_32(&codes[b].0[quarter]);
             let low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, nibble));
-            let high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble));
+            let high = _mm256_shuffle_epi8(
+                table,
+                _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble),
+            );
             for r in 0..R {
                 let x = &x_codes[r][b];
                 let first = i16::from_le_bytes([x[4 * quarter] as u8, x[4 * quarter + 1] as u8]);
-                let second = i16::from_le_bytes([x[4 * quarter + 2] as u8, x[4 * quarter + 3] as u8]);
+                let second =
+                    i16::from_le_bytes([x[4 * quarter + 2] as u8, x[4 * quarter + 3] as u8]);
                 let pair = _mm256_add_epi16(
                     _mm256_maddubs_epi16(low, _mm256_set1_epi16(first)),
                     _mm256_maddubs_epi16(high, _mm256_set1_epi16(second)),
@@ -88,10 +118,16 @@ fn tile_rows<const R: usize>(
             }
         }
         let scale_codes = load_16(&scales[b]);
-        let w_scales = [scale_values(scale_codes), scale_values(_mm_srli_si128::<8>(scale_codes))];
+        let w_scales = [
+            scale_values(scale_codes),
+            scale_values(_mm_srli_si128::<8>(scale_codes)),
+        ];
         for r in 0..R {
             let row_scale = _mm256_set1_ps(x_scales[r][b]);
-            let halves = [_mm256_castsi256_si128(dots[r]), _mm256_extracti128_si256::<1>(dots[r])];
+            let halves = [
+                _mm256_castsi256_si128(dots[r]),
+                _mm256_extracti128_si256::<1>(dots[r]),
+            ];
             for h in 0..2 {
                 let dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(halves[h]));
                 acc[r][h] = _mm256_fmadd_ps(dot, _mm256_mul_ps(row_scale, w_scales[h]), acc[r][h]);
