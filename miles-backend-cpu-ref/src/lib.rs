@@ -8,3 +8,4 @@
 
 pub mod kernel;
 pub mod ops;
+pub mod trainer;

@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::Path;
 
 use miles_core::Result;
-use miles_core::checkpoint::{StateReader, StateWriter};
+use miles_core::checkpoint::tensors::{StateReader, StateWriter};
 use miles_core::network::{Network, ParamId};
 use miles_core::plugin::TrainError;
 use serde::{Deserialize, Serialize};
