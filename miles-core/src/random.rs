@@ -55,9 +55,8 @@ pub fn uniform(seed: u64, stream: Stream, at: Coordinates) -> f64 {
 #[must_use]
 pub fn normal(seed: u64, stream: Stream, at: Coordinates) -> f64 {
     let [a, b, c, d] = words(seed, stream, at);
-    let unit = |low: u32, high: u32| {
-        ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
-    };
+    let unit =
+        |low: u32, high: u32| ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 * (1.0 / (1u64 << 53) as f64);
     let radius = libm::sqrt(-2.0 * libm::log(1.0 - unit(a, b)));
     radius * libm::cos(2.0 * std::f64::consts::PI * unit(c, d))
 }
@@ -107,10 +106,7 @@ mod tests {
     #[test]
     fn philox_equals_the_known_answers_of_random123() {
         assert_eq!(philox4x32([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(
-            philox4x32([u32::MAX; 4], [u32::MAX; 2]),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
-        );
+        assert_eq!(philox4x32([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         assert_eq!(
             philox4x32([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]

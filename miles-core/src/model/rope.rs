@@ -94,8 +94,8 @@ impl RopeScaling {
                 } else if wavelength > original / rule.low_freq_factor {
                     frequency / rule.factor
                 } else {
-                    let smooth = (original / wavelength - rule.low_freq_factor)
-                        / (rule.high_freq_factor - rule.low_freq_factor);
+                    let smooth =
+                        (original / wavelength - rule.low_freq_factor) / (rule.high_freq_factor - rule.low_freq_factor);
                     (1.0 - smooth) * frequency / rule.factor + smooth * frequency
                 }
             }

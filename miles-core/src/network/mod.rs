@@ -10,11 +10,11 @@
 //!                                                  logits(network, operations, hidden) -> [rows, vocab]
 //! ```
 
+mod build;
 mod forward;
 mod layers;
 mod operations;
 mod parameter;
-mod build;
 
 pub use build::Network;
 pub use forward::{forward, logits};

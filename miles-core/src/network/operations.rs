@@ -97,12 +97,7 @@ pub trait Operations {
     ///
     /// # Errors
     /// If shapes disagree or the format is unsupported.
-    fn expert_linear(
-        &mut self,
-        x: &Self::Tensor,
-        routing: &Self::Routing,
-        experts: &[Linear],
-    ) -> Result<Self::Tensor>;
+    fn expert_linear(&mut self, x: &Self::Tensor, routing: &Self::Routing, experts: &[Linear]) -> Result<Self::Tensor>;
 
     /// Weighted sum of each row's expert results, in ascending expert order: `[rows * k, hidden] -> [rows, hidden]`.
     ///

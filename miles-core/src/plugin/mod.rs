@@ -37,6 +37,6 @@ pub use rollout::{
 };
 pub use scheduler::{Schedule, ScheduleView, Scheduler};
 pub use trainer::{
-    ActivationDtype, AdamW, ScoredPolicy, SampleScores, TrainBatch, TrainError, TrainSample, Trainer, TrainerOptions,
+    ActivationDtype, AdamW, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer, TrainerOptions,
     UpdateReport,
 };

@@ -159,7 +159,9 @@ pub enum RolloutError {
     #[error("the rollout engine has no policy version loaded")]
     NothingLoaded,
     /// A prompt and its completion do not fit the context.
-    #[error("prompt {key}: {prompt_tokens} prompt tokens and {max_new_tokens} new tokens exceed the context of {context_tokens} tokens")]
+    #[error(
+        "prompt {key}: {prompt_tokens} prompt tokens and {max_new_tokens} new tokens exceed the context of {context_tokens} tokens"
+    )]
     ContextExceeded {
         /// The prompt's key.
         key: u64,

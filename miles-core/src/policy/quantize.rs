@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Ledger, LedgerEvent, PolicyTensor, PolicyVersion, Snapshot};
 use crate::Result;
-use crate::format::{QuantizeSpec, QuantizedTensor, Source, SourceDtype};
+use crate::format::{NonFinite, QuantizeSpec, QuantizedTensor, Source, SourceDtype};
 use crate::network::{Network, ParamId, Parameter};
 use crate::plugin::Quantizer;
 use crate::precision::{PrecisionMap, TensorFormat};
@@ -84,7 +84,10 @@ fn make(
         let mut values = Vec::new();
         source.read(member, &mut values)?;
         let parameter = network.parameter(member);
-        crate::format::require_finite(&parameter.name, &values, parameter.rows_cols().1)?;
+        let (rows, cols) = parameter.rows_cols();
+        let whole_row = |_row, _column| 0;
+        Source::new(&values, rows, cols, SourceDtype::F32, Some(&parameter.name))?
+            .check_finite(NonFinite::Error, whole_row)?;
         let dtype = match map.entry(member).format {
             TensorFormat::Dense(dtype) => dtype,
             TensorFormat::Quantized(_) => Dtype::Bf16,
@@ -92,12 +95,15 @@ fn make(
         let original = DenseTensor::from_f32(dtype, parameter.shape.clone(), &values)?;
         originals.push(original);
     }
-    let made = match &map.entry(members[0]).format {
+    let made: Vec<PolicyTensor> = match &map.entry(members[0]).format {
         TensorFormat::Dense(_) => originals.iter().cloned().map(PolicyTensor::Dense).collect(),
         TensorFormat::Quantized(format) => {
             let parameters: Vec<&Parameter> = members.iter().map(|&id| network.parameter(id)).collect();
             let spec = QuantizeSpec::weight(format.clone());
-            quantize_joint(quantizer, &parameters, &originals, &spec)?.into_iter().map(PolicyTensor::Quantized).collect()
+            quantize_joint(quantizer, &parameters, &originals, &spec)?
+                .into_iter()
+                .map(PolicyTensor::Quantized)
+                .collect()
         }
     };
     record(network, map, quantizer, context, members, &originals, &made)?;
@@ -114,7 +120,7 @@ fn quantize_joint(
     let mut sources = Vec::with_capacity(values.len());
     for (parameter, values) in parameters.iter().zip(&values) {
         let (rows, cols) = parameter.rows_cols();
-        sources.push(Source::new(values, rows, cols, SourceDtype::Bf16)?.named(&parameter.name));
+        sources.push(Source::new(values, rows, cols, SourceDtype::Bf16, Some(&parameter.name))?);
     }
     quantizer.quantize(&sources, spec)
 }

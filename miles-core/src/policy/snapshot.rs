@@ -70,7 +70,7 @@ impl PolicyTensor {
     pub fn bytes(&self) -> usize {
         match self {
             PolicyTensor::Dense(tensor) => tensor.bytes().len(),
-            PolicyTensor::Quantized(tensor) => tensor.bytes(),
+            PolicyTensor::Quantized(tensor) => tensor.size_bytes(),
         }
     }
 }
@@ -151,7 +151,7 @@ fn policy_digest(network: &Network, map: &PrecisionMap, digests: &[Digest]) -> D
         hasher.update(name.as_bytes());
         hasher.update(digest.as_bytes());
     }
-    Digest::from(hasher)
+    Digest::from(hasher.finalize())
 }
 
 fn check_shapes(network: &Network, tensors: &[Arc<PolicyTensor>]) -> Result<(), PolicyError> {

@@ -90,7 +90,7 @@ impl PrecisionMap {
         for line in &lines {
             hasher.update(line.as_bytes());
         }
-        PrecisionMap { recipe, entries, digest: Digest::from(hasher) }
+        PrecisionMap { recipe, entries, digest: Digest::from(hasher.finalize()) }
     }
 
     /// Name of the recipe that it came from.

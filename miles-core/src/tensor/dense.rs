@@ -143,6 +143,6 @@ impl DenseTensor {
             hasher.update(&(extent as u64).to_le_bytes());
         }
         hasher.update(&self.bytes);
-        Digest::from(hasher)
+        Digest::from(hasher.finalize())
     }
 }

@@ -1,0 +1,147 @@
+//! [`FormatRule`]: what a format has to define, and the rules that are built in.
+
+use std::fmt;
+
+use super::{FormatError, FormatId, Fp8Block, Mxfp8, Nvfp4, QuantizeSpec, QuantizedTensor, Source};
+
+/// The arithmetic of one format. Implement it to add a format of your own.
+///
+/// A rule is a pure function of its arguments, and its bytes must not depend on neighbours beyond what the spec
+/// says (a row of an activation never depends on another row).
+pub trait FormatRule: Send + Sync {
+    /// The format's name. It enters every digest, so it changes whenever the bytes can.
+    fn id(&self) -> FormatId;
+
+    /// The sizes of the parts of a `[rows, cols]` tensor quantized by `spec`.
+    ///
+    /// # Errors
+    /// [`FormatError`] when the format cannot hold such a tensor, or `spec` names another format.
+    fn layout(
+        &self,
+        rows: usize,
+        cols: usize,
+        spec: &QuantizeSpec,
+    ) -> Result<TensorLayout, FormatError>;
+
+    /// Quantizes one tensor.
+    ///
+    /// # Errors
+    /// As [`layout`](Self::layout); [`FormatError::NonFinite`] where `spec` asks for it.
+    fn quantize(
+        &self,
+        source: &Source<'_>,
+        spec: &QuantizeSpec,
+    ) -> Result<QuantizedTensor, FormatError>;
+
+    /// Quantizes tensors of equal width that one matrix multiplication reads as if their rows were concatenated
+    /// (gate and up of a gated MLP): with [`ScaleScope::Tensor`](super::ScaleScope::Tensor) all of them get the
+    /// outer scale of the concatenation. Without outer scales, or with one per row, there is nothing to share.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize); [`FormatError::JointWidth`] when the widths differ.
+    fn quantize_joint(
+        &self,
+        sources: &[Source<'_>],
+        spec: &QuantizeSpec,
+    ) -> Result<Vec<QuantizedTensor>, FormatError>;
+
+    /// The values, row-major `[rows, cols]` in the orientation of the source whatever the axis.
+    ///
+    /// # Errors
+    /// [`FormatError::FormatMismatch`] when `tensor` is of another format.
+    fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError>;
+}
+
+const _: Option<&dyn FormatRule> = None;
+
+/// Sizes of the parts of one quantized tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorLayout {
+    /// Bytes of codes.
+    pub codes_bytes: usize,
+    /// Number format of block scales.
+    pub scale_kind: ScaleKind,
+    /// Rows of the scale matrix.
+    pub scale_rows: usize,
+    /// Columns of the scale matrix.
+    pub scale_cols: usize,
+    /// Number of outer scales; 0 for a format without them.
+    pub outer_len: usize,
+    /// Number of amax values the rule records; 0 for a format without them.
+    pub amax_len: usize,
+}
+
+/// Number format of block scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ScaleKind {
+    /// One E4M3 byte; NaN bytes are refused.
+    E4m3,
+    /// One E8M0 byte; the NaN byte is refused.
+    E8m0,
+    /// One byte of a user format's own meaning.
+    Byte,
+    /// One `f32`; non-finite values are refused.
+    F32,
+}
+
+/// The built-in rule of that name: `nvfp4`, `mxfp8`, `fp8-block` and `fp8-block/pow2-scales`.
+#[must_use]
+pub fn builtin_rule(format: &FormatId) -> Option<&'static dyn FormatRule> {
+    BUILTIN
+        .iter()
+        .find(|(name, _)| *name == format.as_str())
+        .map(|(_, rule)| *rule)
+}
+
+pub(super) fn known_or_error(format: &FormatId) -> Result<&'static dyn FormatRule, FormatError> {
+    builtin_rule(format).ok_or_else(|| FormatError::UnknownFormat {
+        format: format.clone(),
+        known: BUILTIN.iter().map(|(name, _)| *name).collect(),
+    })
+}
+
+/// Refuses a request that belongs to another rule.
+pub(super) fn check_format(rule: &FormatId, requested: &FormatId) -> Result<(), FormatError> {
+    if rule == requested {
+        return Ok(());
+    }
+    Err(FormatError::FormatMismatch {
+        rule: rule.clone(),
+        requested: requested.clone(),
+    })
+}
+
+/// Refuses a joint quantization of tensors whose rows have different lengths.
+pub(super) fn check_joint_widths(sources: &[Source<'_>]) -> Result<(), FormatError> {
+    let Some(first) = sources.first() else {
+        return Ok(());
+    };
+    match sources.iter().find(|source| source.cols() != first.cols()) {
+        None => Ok(()),
+        Some(other) => Err(FormatError::JointWidth {
+            tensor: other.tensor_name(),
+            first: first.tensor_name(),
+            expected: first.cols(),
+            found: other.cols(),
+        }),
+    }
+}
+
+impl fmt::Display for ScaleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::E4m3 => "E4M3 bytes",
+            Self::E8m0 => "E8M0 bytes",
+            Self::Byte => "bytes",
+            Self::F32 => "F32",
+        })
+    }
+}
+
+static BUILTIN: [(&str, &dyn FormatRule); 4] = [
+    ("nvfp4", &Nvfp4),
+    ("mxfp8", &Mxfp8),
+    ("fp8-block", &Fp8Block::FP32_SCALES),
+    ("fp8-block/pow2-scales", &Fp8Block::POW2_SCALES),
+];
