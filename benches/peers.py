@@ -24,6 +24,7 @@ figures hold for one machine at one moment: compare only what ran in the same fe
 
 import argparse
 import ctypes
+import inspect
 import json
 import statistics
 import time
@@ -59,29 +60,36 @@ def token_ids(vocab, rows, cols):
 
 def measure_transformers(folder, dtype, threads):
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
 
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     peer, vocab = f"transformers {dtype}", model.config.vocab_size
     ids = lambda rows, cols: torch.from_numpy(token_ids(vocab, rows, cols))
 
-    def forward(tokens, cache=None):
-        out = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+    # The argument was renamed during transformers 5; the cache itself is updated in place either way.
+    cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+    def forward(tokens, cache):
+        logits = model(tokens, use_cache=True, logits_to_keep=1, **{cache_argument: cache}).logits
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+    def prefilled(prompts):
+        cache = DynamicCache(config=model.config)
+        return forward(prompts, cache), cache
 
     def decode(state, steps):
         token, cache = state
         for _ in range(steps):
-            token, cache = forward(token, cache)
+            token = forward(token, cache)
 
     model.eval()
     with torch.inference_mode():
         prompt = ids(1, PREFILL_TOKENS)
-        report(peer, f"prefill {PREFILL_TOKENS} tokens", PREFILL_TOKENS, timed(5, lambda: prompt, forward))
+        report(peer, f"prefill {PREFILL_TOKENS} tokens", PREFILL_TOKENS, timed(5, lambda: prompt, prefilled))
         for batch, steps in DECODE_STEPS.items():
             prompts = ids(batch, PROMPT_TOKENS)
-            seconds = timed(3, lambda: forward(prompts), lambda state: decode(state, steps))
+            seconds = timed(3, lambda: prefilled(prompts), lambda state: decode(state, steps))
             report(peer, f"decode batch {batch}", batch * steps, seconds)
 
     model.train()

@@ -1,1 +1,3 @@
 //! The CPU reference backend.
+
+pub mod kernel;
