@@ -62,9 +62,22 @@ impl RunConfig {
     /// Every key with its default as JSON, in file order; free-form option tables are one key.
     #[must_use]
     pub fn keys() -> Vec<(String, Value)> {
+        Self::default().flattened()
+    }
+
+    /// Every dotted key with its value as JSON, in file order; free-form option tables are one key.
+    #[must_use]
+    pub fn flattened(&self) -> Vec<(String, Value)> {
         let mut keys = Vec::new();
-        leaves("", &to_json(&RunConfig::default()), &mut keys);
+        leaves("", &to_json(self), &mut keys);
         keys
+    }
+
+    /// The whole config as TOML, defaults included.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        // Plain data structs with string keys; keys without a value are left out.
+        toml::to_string(self).unwrap_or_default()
     }
 }
 

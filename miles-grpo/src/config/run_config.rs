@@ -8,7 +8,7 @@ use miles_core::precision::Rule;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::export::ExportLayout;
+use crate::export::{ExportExperts, ExportForm};
 
 macro_rules! section {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
@@ -240,8 +240,10 @@ section!(
 section!(
     /// `[export]`: the final policy.
     ExportSection {
-        /// How `policy/` stores quantized tensors.
-        layout: ExportLayout = ExportLayout::default(),
+        /// Precision of the stored tensors: `as-held` (codes and scales where the policy has them), `bf16` or `f32`.
+        form: ExportForm = ExportForm::AsHeld,
+        /// Routed experts: `per-expert` tensors or `packed` ones (high precision only).
+        experts: ExportExperts = ExportExperts::PerExpert,
     }
 );
 
