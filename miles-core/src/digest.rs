@@ -115,6 +115,7 @@ impl TryFrom<String> for Digest {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -20,9 +20,11 @@
 //! implements [`FormatRule`]. BF16 is not a format: a tensor kept in BF16 is simply not quantized.
 
 mod amax;
+mod canonical;
 mod error;
 mod id;
 mod lines;
+mod parts;
 mod quantized;
 mod rule;
 mod source;
@@ -39,7 +41,8 @@ pub use fp8_block::Fp8Block;
 pub use id::FormatId;
 pub use mxfp8::Mxfp8;
 pub use nvfp4::Nvfp4;
-pub use quantized::{BlockScales, QuantizedParts, QuantizedTensor};
+pub use parts::{BlockScales, QuantizedParts};
+pub use quantized::QuantizedTensor;
 pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule};
 pub use source::{Source, SourceDtype};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};

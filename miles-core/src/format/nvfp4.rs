@@ -14,6 +14,11 @@
 //! ```
 //!
 //! A block too small for the row (`amax_b / A` below about 2.2e-6) gets scale 0, keeps its codes, and decodes to 0.
+//!
+//! Decoding is `code * ((s * A) * (1/2688))`, in that order, so it overflows to infinity (and 0 to NaN) where `s * A`
+//! does: in blocks near the amax of a row whose amax is above `f32::MAX / 448`. A tensor whose `A` is not known decodes
+//! as `(code * s) * S_dec`, which can differ in the last place.
+//!
 //! Left out: 16x16 weight blocks, four-over-six, stochastic rounding; they are variants.
 
 use super::lines::{for_each_column, for_each_row, transpose};

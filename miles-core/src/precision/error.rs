@@ -1,6 +1,83 @@
-//! What can go wrong with precision rules.
+//! What can be wrong with a precision decision.
 
-/// What can go wrong with precision rules.
+use crate::format::FormatError;
+use crate::network::Role;
+
+/// Why a recipe and its overrides do not make a precision map.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PrecisionError {}
+pub enum PrecisionError {
+    /// No recipe has this name.
+    #[error(
+        "unknown recipe `{name}`{} (known: {})",
+        nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default(), known.join(", ")
+    )]
+    UnknownRecipe {
+        /// The name.
+        name: String,
+        /// Closest known name.
+        nearest: Option<String>,
+        /// Every known name.
+        known: Vec<&'static str>,
+    },
+    /// An override that decides nothing: it matches no tensor, or only tensors that an earlier one took.
+    #[error("rule `{rule}` decides no tensor of this model")]
+    RuleWithoutEffect {
+        /// The rule.
+        rule: String,
+    },
+    /// A layer range that is empty or backwards.
+    #[error("rule `{rule}`: {why}")]
+    BadRule {
+        /// The rule.
+        rule: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The two halves of a gate/up pair differ; they are quantized with one outer scale and cannot.
+    #[error("`{gate}` would be {gate_decision} and `{up}` {up_decision}, but gate and up are decided together")]
+    PairSplit {
+        /// First half.
+        gate: String,
+        /// Its format and backward mode.
+        gate_decision: String,
+        /// Second half.
+        up: String,
+        /// Its format and backward mode.
+        up_decision: String,
+    },
+    /// A tensor that is not the weight of a linear layer was given a quantized format.
+    #[error("`{tensor}` is a {} and stays in high precision; rule `{rule}` gives it {format}", role.name())]
+    NotQuantizable {
+        /// The tensor.
+        tensor: String,
+        /// Its role.
+        role: Role,
+        /// The format asked for.
+        format: String,
+        /// The rule that asked.
+        rule: String,
+    },
+    /// A format that no linked crate defines.
+    #[error("rule `{rule}` names format `{format}`, which is not known (known: {})", known.join(", "))]
+    UnknownFormat {
+        /// The rule.
+        rule: String,
+        /// The format.
+        format: String,
+        /// Every known format.
+        known: Vec<String>,
+    },
+    /// The format cannot hold a tensor of this shape.
+    #[error("`{tensor}` {shape:?} cannot be {format}: {source}")]
+    DoesNotFit {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The format.
+        format: String,
+        /// The format's reason.
+        source: Box<FormatError>,
+    },
+}

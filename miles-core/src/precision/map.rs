@@ -1,16 +1,18 @@
 //! The map itself.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::format::FormatId;
+use crate::format::{FormatError, FormatId};
 use crate::network::{Network, ParamId};
 use crate::tensor::Dtype;
 
-/// Format of one tensor in a policy.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Format of one tensor in a policy. In text `bf16`, `f16` and `f32` are dense, every other name is a format's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum TensorFormat {
     /// High precision.
     Dense(Dtype),
@@ -24,6 +26,31 @@ impl fmt::Display for TensorFormat {
             TensorFormat::Dense(dtype) => f.write_str(dtype.name()),
             TensorFormat::Quantized(format) => f.write_str(format.as_str()),
         }
+    }
+}
+
+impl FromStr for TensorFormat {
+    type Err = FormatError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|dtype| dtype.name() == name) {
+            Some(dtype) => Ok(TensorFormat::Dense(dtype)),
+            None => FormatId::new(name).map(TensorFormat::Quantized),
+        }
+    }
+}
+
+impl From<TensorFormat> for String {
+    fn from(format: TensorFormat) -> Self {
+        format.to_string()
+    }
+}
+
+impl TryFrom<String> for TensorFormat {
+    type Error = FormatError;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        name.parse()
     }
 }
 

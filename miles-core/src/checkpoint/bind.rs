@@ -1,0 +1,243 @@
+//! Which stored bytes each parameter of the network is read from. Strict: every parameter has exactly one source and
+//! every stored tensor one use, or the checkpoint is refused with the names.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::Dtype as StoredDtype;
+
+use super::error::CheckpointError;
+use super::layout::{StoredPart, stored_parts};
+use super::packed::{Matrix, Slab, orientations};
+use super::reader::{StoredTensors, TensorRef};
+use super::{names, tied};
+use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
+use crate::network::{Mlp, Network, ParamId, Parameter};
+use crate::tensor::Dtype;
+
+/// Where one parameter is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// In high precision, as a tensor of its own or as part of a packed one.
+    Dense { tensor: TensorRef, dtype: Dtype, slab: Option<Slab> },
+    /// As codes and scales.
+    Quantized { layout: StoredLayout, codes: TensorRef, scales: TensorRef, outer: Option<TensorRef> },
+}
+
+/// Binds every parameter, in `ParamId` order.
+pub(super) fn bind(
+    dir: &Path,
+    config: &HuggingFaceConfig,
+    network: &Network,
+    stored: &StoredTensors,
+) -> Result<Vec<Binding>, CheckpointError> {
+    let mut binder = Binder { stored, layout: config.layout(), free: by_canonical_name(stored)? };
+    let (layers, predicted) = (network.config.layer_count(), config.predicted_layers());
+    binder.free.retain(|name, _| !names::is_ignored(name, layers, predicted));
+    if network.config.tie_word_embeddings
+        && let Some(&embedding) = binder.free.get(&network.parameter(network.embedding).name)
+        && let Some(head) = binder.free.remove(tied::HEAD)
+    {
+        tied::check(stored, head, embedding)?;
+    }
+    let mut packed = binder.packed(network)?;
+    let mut bindings = Vec::with_capacity(network.parameters.len());
+    let mut missing = Vec::new();
+    for (id, parameter) in network.ids().zip(&network.parameters) {
+        let binding = match packed.remove(&id) {
+            Some(binding) => Some(binding),
+            None => binder.single(parameter)?,
+        };
+        match binding {
+            Some(binding) => bindings.push(binding),
+            None => missing.push(parameter.name.clone()),
+        }
+    }
+    binder.check_orphans(network)?;
+    if !missing.is_empty() {
+        return Err(CheckpointError::MissingTensors { dir: dir.to_owned(), tensors: missing });
+    }
+    if !binder.free.is_empty() {
+        let tensors = binder.free.values().map(|tensor| stored.info(*tensor).name.clone()).collect();
+        return Err(CheckpointError::UnexpectedTensors { dir: dir.to_owned(), tensors });
+    }
+    Ok(bindings)
+}
+
+fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRef>, CheckpointError> {
+    let mut tensors = BTreeMap::new();
+    for tensor in stored.all() {
+        let name = names::canonical(&stored.info(tensor).name);
+        if let Some(first) = tensors.insert(name.clone(), tensor) {
+            return Err(CheckpointError::DuplicateTensor {
+                tensor: name,
+                first: stored.path(first).to_owned(),
+                second: stored.path(tensor).to_owned(),
+            });
+        }
+    }
+    Ok(tensors)
+}
+
+struct Binder<'a> {
+    stored: &'a StoredTensors,
+    layout: Option<StoredLayout>,
+    /// Stored tensors that have no use yet, by canonical name.
+    free: BTreeMap<String, TensorRef>,
+}
+
+impl Binder<'_> {
+    /// Parameters that lie in packed experts.
+    fn packed(&mut self, network: &Network) -> Result<BTreeMap<ParamId, Binding>, CheckpointError> {
+        let mut bindings = BTreeMap::new();
+        for (index, layer) in network.layers.iter().enumerate() {
+            let Mlp::Moe(moe) = &layer.mlp else { continue };
+            let (gate_up_name, down_name) = names::packed_experts(index);
+            // One without the other stays free and is reported as unexpected, the rest as missing.
+            let (Some(&gate_up), Some(&down)) = (self.free.get(&gate_up_name), self.free.get(&down_name)) else {
+                continue;
+            };
+            self.free.remove(&gate_up_name);
+            self.free.remove(&down_name);
+            let Some(first) = moe.gates.first() else { continue };
+            let (inner, hidden) = network.parameter(first.weight).rows_cols();
+            let described = |tensor| (self.stored.info(tensor), self.stored.path(tensor));
+            let sizes = [moe.gates.len(), inner, hidden];
+            let [gate_up_is, down_is] = orientations(described(gate_up), described(down), sizes)?;
+            let (gate_up_dtype, down_dtype) = (self.dense_dtype(gate_up)?, self.dense_dtype(down)?);
+            for (expert, ((gate, up), down_linear)) in moe.gates.iter().zip(&moe.ups).zip(&moe.downs).enumerate() {
+                for (linear, matrix, tensor, dtype, orientation) in [
+                    (gate, Matrix::Gate, gate_up, gate_up_dtype, gate_up_is),
+                    (up, Matrix::Up, gate_up, gate_up_dtype, gate_up_is),
+                    (down_linear, Matrix::Down, down, down_dtype, down_is),
+                ] {
+                    let slab = Some(Slab::new(expert, matrix, orientation, [inner, hidden]));
+                    bindings.insert(linear.weight, Binding::Dense { tensor, dtype, slab });
+                }
+            }
+        }
+        Ok(bindings)
+    }
+
+    /// A parameter stored under its own name; `None` when it is missing.
+    fn single(&mut self, parameter: &Parameter) -> Result<Option<Binding>, CheckpointError> {
+        let Some(tensor) = self.free.remove(&parameter.name) else {
+            return Ok(None);
+        };
+        let dtype = self.stored.info(tensor).dtype;
+        if !matches!(dtype, StoredDtype::F8_E4M3 | StoredDtype::U8) || parameter.shape.len() != 2 {
+            let dtype = self.dense_dtype(tensor)?;
+            self.check_shape(tensor, &parameter.shape)?;
+            return Ok(Some(Binding::Dense { tensor, dtype, slab: None }));
+        }
+        let Some(layout) = self.layout else {
+            return Err(CheckpointError::UndeclaredLayout {
+                path: self.stored.path(tensor).to_owned(),
+                tensor: parameter.name.clone(),
+                dtype: dtype.to_string(),
+            });
+        };
+        let (rows, cols) = parameter.rows_cols();
+        let parts = stored_parts(layout, rows, cols).map_err(|source| self.format_error(tensor, source))?;
+        self.check_part(tensor, &parts.codes)?;
+        let scales = self.scale(parameter, tensor, &parts.scales)?;
+        let outer = parts.outer.map(|part| self.scale(parameter, tensor, &part)).transpose()?;
+        if let Some(part) = parts.input {
+            // Present or not: activations are scaled per token here.
+            self.free.remove(&scale_name(parameter, &part));
+        }
+        Ok(Some(Binding::Quantized { layout, codes: tensor, scales, outer }))
+    }
+
+    fn scale(
+        &mut self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        part: &StoredPart,
+    ) -> Result<TensorRef, CheckpointError> {
+        let name = scale_name(parameter, part);
+        let Some(scale) = self.free.remove(&name) else {
+            return Err(CheckpointError::MissingScale {
+                path: self.stored.path(codes).to_owned(),
+                tensor: parameter.name.clone(),
+                scale: name,
+            });
+        };
+        self.check_part(scale, part)?;
+        Ok(scale)
+    }
+
+    fn check_part(&self, tensor: TensorRef, part: &StoredPart) -> Result<(), CheckpointError> {
+        let info = self.stored.info(tensor);
+        if !part.dtypes.contains(&info.dtype) {
+            let expected = match part.dtypes[0] {
+                StoredDtype::F8_E4M3 => "F8_E4M3",
+                StoredDtype::F32 => "F32",
+                _ => "U8",
+            };
+            return Err(self.wrong_dtype(tensor, expected));
+        }
+        // A scalar is stored as `[]` or as `[1]`.
+        let is_scalar = part.shape.is_empty() && info.shape == [1];
+        if is_scalar { Ok(()) } else { self.check_shape(tensor, &part.shape) }
+    }
+
+    fn dense_dtype(&self, tensor: TensorRef) -> Result<Dtype, CheckpointError> {
+        match self.stored.info(tensor).dtype {
+            StoredDtype::F32 => Ok(Dtype::F32),
+            StoredDtype::F16 => Ok(Dtype::F16),
+            StoredDtype::BF16 => Ok(Dtype::Bf16),
+            _ => Err(self.wrong_dtype(tensor, "F32, F16 or BF16")),
+        }
+    }
+
+    fn check_shape(&self, tensor: TensorRef, expected: &[usize]) -> Result<(), CheckpointError> {
+        let info = self.stored.info(tensor);
+        if info.shape == expected {
+            return Ok(());
+        }
+        Err(CheckpointError::WrongShape {
+            path: self.stored.path(tensor).to_owned(),
+            tensor: info.name.clone(),
+            expected: expected.to_vec(),
+            found: info.shape.clone(),
+        })
+    }
+
+    /// Refuses scales that are left over.
+    fn check_orphans(&self, network: &Network) -> Result<(), CheckpointError> {
+        for (name, scale) in &self.free {
+            let Some(tensor) = names::scaled_tensor(name) else { continue };
+            let is_stored = self.stored.all().any(|other| names::canonical(&self.stored.info(other).name) == tensor);
+            let state = if is_stored { "in high precision" } else { "missing" };
+            if is_stored || network.find(&tensor).is_some() {
+                return Err(CheckpointError::OrphanScale {
+                    path: self.stored.path(*scale).to_owned(),
+                    scale: self.stored.info(*scale).name.clone(),
+                    tensor,
+                    state,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong_dtype(&self, tensor: TensorRef, expected: &'static str) -> CheckpointError {
+        let info = self.stored.info(tensor);
+        CheckpointError::WrongDtype {
+            path: self.stored.path(tensor).to_owned(),
+            tensor: info.name.clone(),
+            expected,
+            found: info.dtype.to_string(),
+        }
+    }
+
+    fn format_error(&self, tensor: TensorRef, source: crate::format::FormatError) -> CheckpointError {
+        CheckpointError::Format { path: self.stored.path(tensor).to_owned(), source: Box::new(source) }
+    }
+}
+
+fn scale_name(parameter: &Parameter, part: &StoredPart) -> String {
+    let base = parameter.name.strip_suffix(".weight").unwrap_or(&parameter.name);
+    format!("{base}{}", part.suffix)
+}

@@ -1,0 +1,114 @@
+//! From a recipe and overrides to the sealed map.
+
+use super::{BackwardMode, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
+use crate::format::{FormatId, FormatRule, QuantizeSpec, builtin_rule};
+use crate::network::{Network, Parameter, Role};
+use crate::registry;
+
+/// Decides every tensor of a network: the first match among `overrides`, then among the recipe's rules.
+///
+/// An override may name a built-in format or a registered one; [`resolve_with`] also takes formats as values.
+///
+/// # Errors
+/// [`PrecisionError`] when an override decides nothing, names an unknown format, gives a format to a tensor that cannot
+/// have it, or would split a gate/up pair.
+pub fn resolve(network: &Network, recipe: Recipe, overrides: &[Rule]) -> Result<PrecisionMap, PrecisionError> {
+    resolve_with(network, recipe, overrides, &[])
+}
+
+/// As [`resolve`], with more formats to choose from.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_with(
+    network: &Network,
+    recipe: Recipe,
+    overrides: &[Rule],
+    formats: &[&dyn FormatRule],
+) -> Result<PrecisionMap, PrecisionError> {
+    overrides.iter().try_for_each(Rule::check)?;
+    let layers = network.config.layer_count();
+    let recipe_rules = recipe.rules(network);
+    let rules: Vec<&Rule> = overrides.iter().chain(&recipe_rules).collect();
+    let mut decided = vec![false; rules.len()];
+    let mut entries = Vec::with_capacity(network.parameters.len());
+    for parameter in &network.parameters {
+        // The recipe's last rule matches everything.
+        let index = rules.iter().position(|rule| rule.matches(parameter, layers)).unwrap_or(rules.len() - 1);
+        decided[index] = true;
+        let rule = rules[index];
+        let backward = match rule.format {
+            TensorFormat::Dense(_) => BackwardMode::HighPrecision,
+            TensorFormat::Quantized(_) => rule.backward.unwrap_or(recipe.backward()),
+        };
+        if let TensorFormat::Quantized(format) = &rule.format {
+            check_fit(parameter, format, rule, formats)?;
+        }
+        entries.push(PrecisionEntry { format: rule.format.clone(), backward, rule: rule.to_string() });
+    }
+    if let Some(rule) = overrides.iter().zip(&decided).find_map(|(rule, decided)| (!decided).then_some(rule)) {
+        return Err(PrecisionError::RuleWithoutEffect { rule: rule.to_string() });
+    }
+    check_pairs(network, &entries)?;
+    Ok(PrecisionMap::seal(recipe.name().to_owned(), network, entries))
+}
+
+fn check_fit(
+    parameter: &Parameter,
+    format: &FormatId,
+    rule: &Rule,
+    formats: &[&dyn FormatRule],
+) -> Result<(), PrecisionError> {
+    if matches!(parameter.role, Role::Embedding | Role::Norm | Role::Bias | Role::RouterBias) {
+        return Err(PrecisionError::NotQuantizable {
+            tensor: parameter.name.clone(),
+            role: parameter.role,
+            format: format.to_string(),
+            rule: rule.to_string(),
+        });
+    }
+    let (rows, cols) = parameter.rows_cols();
+    let spec = QuantizeSpec::weight(format.clone());
+    let given = formats.iter().copied().find(|arithmetic| arithmetic.id() == *format);
+    let layout = match given.or_else(|| builtin_rule(format)) {
+        Some(arithmetic) => arithmetic.layout(rows, cols, &spec),
+        None => match registry::format(format.as_str(), &serde_json::Value::Null) {
+            Ok(arithmetic) => arithmetic.layout(rows, cols, &spec),
+            Err(_) => return Err(unknown_format(format, rule, formats)),
+        },
+    };
+    match layout {
+        Ok(_) => Ok(()),
+        Err(source) => Err(PrecisionError::DoesNotFit {
+            tensor: parameter.name.clone(),
+            shape: parameter.shape.clone(),
+            format: format.to_string(),
+            source: Box::new(source),
+        }),
+    }
+}
+
+fn unknown_format(format: &FormatId, rule: &Rule, formats: &[&dyn FormatRule]) -> PrecisionError {
+    let builtin = [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
+    let mut known: Vec<String> = builtin.iter().map(ToString::to_string).collect();
+    known.extend(formats.iter().map(|arithmetic| arithmetic.id().to_string()));
+    known.extend(registry::format_names().into_iter().map(str::to_owned));
+    PrecisionError::UnknownFormat { rule: rule.to_string(), format: format.to_string(), known }
+}
+
+fn check_pairs(network: &Network, entries: &[PrecisionEntry]) -> Result<(), PrecisionError> {
+    let decision = |entry: &PrecisionEntry| format!("{} ({})", entry.format, entry.backward.name());
+    for (parameter, entry) in network.parameters.iter().zip(entries) {
+        let Some(other) = parameter.pair else { continue };
+        let other_entry = &entries[other.index()];
+        if (&entry.format, entry.backward) != (&other_entry.format, other_entry.backward) {
+            return Err(PrecisionError::PairSplit {
+                gate: parameter.name.clone(),
+                gate_decision: decision(entry),
+                up: network.parameter(other).name.clone(),
+                up_decision: decision(other_entry),
+            });
+        }
+    }
+    Ok(())
+}

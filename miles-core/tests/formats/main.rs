@@ -1,0 +1,12 @@
+//! What every built-in format promises besides its golden bytes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod assemble;
+mod custom;
+mod digest;
+mod field_cases;
+mod layouts;
+mod properties;
+mod refusals;
+mod sample;
+mod shapes;
