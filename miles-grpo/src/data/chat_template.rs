@@ -8,9 +8,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::DataError;
 
@@ -21,6 +23,12 @@ pub struct Message {
     pub role: String,
     /// What is said.
     pub content: String,
+}
+
+impl Message {
+    fn to_json(&self) -> Value {
+        json!({ "role": self.role, "content": self.content })
+    }
 }
 
 /// A calendar date, written `YYYY-MM-DD`.
@@ -102,8 +110,7 @@ impl ChatTemplate {
     /// [`DataError::Template`] when the text does not parse.
     pub fn new(source: String, tokenizer_config: &Map<String, Value>, date: Date) -> Result<Self, DataError> {
         let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
             Err(Error::new(TemplateErrorKind::InvalidOperation, message))
@@ -126,8 +133,10 @@ impl ChatTemplate {
     /// [`DataError::Template`] when the template fails or refuses the messages.
     pub fn render(&self, messages: &[Message]) -> Result<String, DataError> {
         let template = self.environment.get_template(NAME)?;
-        let special_tokens = minijinja::Value::from_serialize(&self.special_tokens);
-        Ok(template.render(context! { messages, add_generation_prompt => true, ..special_tokens })?)
+        let mut variables = self.special_tokens.clone();
+        variables.insert("messages".to_owned(), messages.iter().map(Message::to_json).collect());
+        variables.insert("add_generation_prompt".to_owned(), true.into());
+        Ok(template.render(Serde(variables))?)
     }
 }
 
