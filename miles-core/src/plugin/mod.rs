@@ -11,7 +11,7 @@
 //! | [`Loss`] | an objective | 1 |
 //! | [`Scheduler`] | an order of work | 1 |
 //! | [`Observer`] | a log, a display | 1 |
-//! | [`crate::format::FormatRule`] | a number format | see there |
+//! | [`crate::format::FormatRule`] | a number format | 5 |
 //!
 //! Every one of them is object safe and can be passed as a value; [`crate::registry`] finds them by name on top.
 
