@@ -79,8 +79,11 @@ fn duplicate_tensor() {
     tensors.insert("lm_head.weight".into(), load(&first).remove("lm_head.weight").unwrap());
     store(&second, &tensors);
     let error = refused(dir.path());
-    assert!(matches!(&error, CheckpointError::DuplicateTensor { tensor, first: a, second: b }
-        if tensor == "lm_head.weight" && *a == first && *b == second), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::DuplicateTensor { tensor, first: a, second: b }
+        if tensor == "lm_head.weight" && *a == first && *b == second),
+        "{error}"
+    );
     // Two names for one tensor.
     let dir = copy("qwen3");
     edit(dir.path(), |tensors| {
@@ -88,7 +91,9 @@ fn duplicate_tensor() {
         let again = Tensor { dtype: *dtype, shape: shape.clone(), bytes: bytes.clone() };
         tensors.insert("model.language_model.norm.weight".into(), again);
     });
-    assert!(matches!(refused(dir.path()), CheckpointError::DuplicateTensor { tensor, .. } if tensor == "model.norm.weight"));
+    assert!(
+        matches!(refused(dir.path()), CheckpointError::DuplicateTensor { tensor, .. } if tensor == "model.norm.weight")
+    );
     // One key twice in one header.
     let entry = r#"{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
     raw(&file(dir.path()), &format!(r#"{{"a":{entry},"a":{entry}}}"#), &[0]);
@@ -103,7 +108,10 @@ fn truncated_file() {
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     match refused(dir.path()) {
         CheckpointError::Truncated { path: named, tensor: Some(tensor), expected_bytes, actual_bytes } => {
-            assert_eq!((named, expected_bytes, actual_bytes), (path.clone(), whole.len() as u64, whole.len() as u64 - 1));
+            assert_eq!(
+                (named, expected_bytes, actual_bytes),
+                (path.clone(), whole.len() as u64, whole.len() as u64 - 1)
+            );
             assert!(tensor.starts_with("model."));
         }
         other => panic!("{other}"),
@@ -129,10 +137,14 @@ fn unclaimed_bytes() {
 #[test]
 fn overlapping_offsets() {
     let dir = copy("qwen3");
-    let header = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
+    let header =
+        r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
     raw(&file(dir.path()), header, &[0; 4]);
     let error = refused(dir.path());
-    assert!(matches!(&error, CheckpointError::Overlap { first, second, .. } if first == "a" && second == "b"), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::Overlap { first, second, .. } if first == "a" && second == "b"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -173,7 +185,11 @@ fn rejects_headers_and_ranks_above_the_limit() {
         assert!(matches!(refused(dir.path()), CheckpointError::OverLimit { limit: MAX_HEADER_BYTES, .. }));
     }
     let shape = vec![1; MAX_RANK + 1];
-    raw(&file(dir.path()), &json!({ "a": { "dtype": "U8", "shape": shape, "data_offsets": [0, 1] } }).to_string(), &[0]);
+    raw(
+        &file(dir.path()),
+        &json!({ "a": { "dtype": "U8", "shape": shape, "data_offsets": [0, 1] } }).to_string(),
+        &[0],
+    );
     assert!(matches!(refused(dir.path()), CheckpointError::OverLimit { actual: 9, .. }));
 }
 
@@ -222,8 +238,11 @@ fn wrong_shape_and_wrong_dtype() {
         let dir = copy("qwen3");
         edit(dir.path(), |tensors| tensors.get_mut("model.norm.weight").unwrap().dtype = dtype);
         let error = refused(dir.path());
-        assert!(matches!(&error, CheckpointError::WrongDtype { tensor, found, .. }
-            if tensor == "model.norm.weight" && found == name), "{error}");
+        assert!(
+            matches!(&error, CheckpointError::WrongDtype { tensor, found, .. }
+            if tensor == "model.norm.weight" && found == name),
+            "{error}"
+        );
     }
 }
 
@@ -239,7 +258,9 @@ fn non_finite_weights_are_named_by_row_and_column() {
                 tensor.dtype = dtype;
                 tensor.bytes = match dtype {
                     safetensors::Dtype::BF16 => crate::files::bf16(&values),
-                    safetensors::Dtype::F16 => values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
+                    safetensors::Dtype::F16 => {
+                        values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()
+                    }
                     _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
                 };
             });
@@ -248,7 +269,9 @@ fn non_finite_weights_are_named_by_row_and_column() {
             let values_error = checkpoint.read_f32(id, &mut Vec::new()).unwrap_err();
             let snapshot_error = checkpoint.snapshot_as_stored(PolicyVersion(0)).unwrap_err();
             for error in [values_error, snapshot_error] {
-                let CheckpointError::NonFinite { path, tensor, row, column, value: found } = error else { panic!("{error}") };
+                let CheckpointError::NonFinite { path, tensor, row, column, value: found } = error else {
+                    panic!("{error}")
+                };
                 assert_eq!((path, row, column), (file(dir.path()), 3, 7));
                 assert_eq!(tensor, "model.layers.2.mlp.down_proj.weight");
                 assert!(found.total_cmp(&value).is_eq() || found.is_nan() && value.is_nan());

@@ -110,8 +110,7 @@ fn names_types_and_config_are_those_that_engines_read() {
 fn the_list_of_modules_kept_is_complete() {
     for (recipe, key) in [(Recipe::Nvfp4Dequantized, "ignore"), (Recipe::Mxfp8, "modules_to_not_convert")] {
         let (_out, dir) = written("deepseek-v3", recipe);
-        let kept: BTreeSet<String> =
-            serde_json::from_value(config(&dir)["quantization_config"][key].clone()).unwrap();
+        let kept: BTreeSet<String> = serde_json::from_value(config(&dir)["quantization_config"][key].clone()).unwrap();
         let checkpoint = open(&dir);
         let network = checkpoint.network();
         for id in network.ids() {
@@ -158,8 +157,11 @@ fn o6_codes_without_their_scale_are_refused() {
         let (_out, dir) = written("qwen3-moe", recipe);
         edit(&dir, |tensors| drop(tensors.remove(scale_of(recipe)).unwrap()));
         let error = refused(&dir);
-        assert!(matches!(&error, CheckpointError::MissingScale { tensor, scale, .. }
-            if tensor == CODES && scale == scale_of(recipe)), "{error}");
+        assert!(
+            matches!(&error, CheckpointError::MissingScale { tensor, scale, .. }
+            if tensor == CODES && scale == scale_of(recipe)),
+            "{error}"
+        );
     }
     let (_out, dir) = written("qwen3-moe", Recipe::Nvfp4Dequantized);
     let outer = "model.layers.0.mlp.experts.1.down_proj.weight_scale_2";
@@ -173,7 +175,10 @@ fn o6_a_scale_without_codes_is_refused() {
         let (_out, dir) = written("qwen3-moe", recipe);
         edit(&dir, |tensors| drop(tensors.remove(CODES).unwrap()));
         let error = refused(&dir);
-        assert!(matches!(&error, CheckpointError::OrphanScale { tensor, state: "missing", .. } if tensor == CODES), "{error}");
+        assert!(
+            matches!(&error, CheckpointError::OrphanScale { tensor, state: "missing", .. } if tensor == CODES),
+            "{error}"
+        );
         let (_out, dir) = written("qwen3-moe", recipe);
         edit(&dir, |tensors| {
             let tensor = tensors.get_mut(CODES).unwrap();
@@ -181,8 +186,11 @@ fn o6_a_scale_without_codes_is_refused() {
             tensor.bytes = bf16(&[0.25; 64 * 64]);
         });
         let error = refused(&dir);
-        assert!(matches!(&error, CheckpointError::OrphanScale { tensor, state: "in high precision", .. }
-            if tensor == CODES), "{error}");
+        assert!(
+            matches!(&error, CheckpointError::OrphanScale { tensor, state: "in high precision", .. }
+            if tensor == CODES),
+            "{error}"
+        );
     }
 }
 
@@ -214,7 +222,8 @@ fn o5_gate_and_up_with_two_outer_scales_are_each_honoured() {
     };
     let (gate_before, up_before) = (read(&dir, gate), read(&dir, up));
     edit(&dir, |tensors| {
-        let scale = |name: &str| f32::from_le_bytes(tensors[&format!("{name}.weight_scale_2")].bytes[..].try_into().unwrap());
+        let scale =
+            |name: &str| f32::from_le_bytes(tensors[&format!("{name}.weight_scale_2")].bytes[..].try_into().unwrap());
         assert_eq!(scale(gate), scale(up), "written as one pair");
         let doubled = 2.0 * scale(up);
         tensors.get_mut(&format!("{up}.weight_scale_2")).unwrap().bytes = doubled.to_le_bytes().to_vec();
@@ -228,7 +237,10 @@ fn codes_and_scales_that_no_quantizer_emits_are_refused() {
     let (_out, dir) = written("qwen3-moe", Recipe::Mxfp8);
     edit(&dir, |tensors| tensors.get_mut(CODES).unwrap().bytes[2 * 64 + 5] = 0x7F);
     let error = open(&dir).snapshot_as_stored(PolicyVersion(0)).unwrap_err();
-    assert!(matches!(&error, CheckpointError::NonFinite { tensor, row: 2, column: 5, .. } if tensor == CODES), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::NonFinite { tensor, row: 2, column: 5, .. } if tensor == CODES),
+        "{error}"
+    );
     for (recipe, bytes) in [
         (Recipe::Mxfp8, vec![0xFF]),
         (Recipe::Nvfp4Dequantized, vec![0x7F]),
@@ -248,7 +260,10 @@ fn scales_of_another_shape_or_type_are_refused() {
     let (_out, dir) = written("qwen3-moe", Recipe::Mxfp8);
     edit(&dir, |tensors| tensors.get_mut(scale_of(Recipe::Mxfp8)).unwrap().shape.reverse());
     let error = refused(&dir);
-    assert!(matches!(&error, CheckpointError::WrongShape { tensor, .. } if tensor == scale_of(Recipe::Mxfp8)), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::WrongShape { tensor, .. } if tensor == scale_of(Recipe::Mxfp8)),
+        "{error}"
+    );
     let (_out, dir) = written("qwen3-moe", Recipe::Fp8Block);
     edit(&dir, |tensors| tensors.get_mut(scale_of(Recipe::Fp8Block)).unwrap().dtype = safetensors::Dtype::I32);
     let error = refused(&dir);
@@ -267,8 +282,11 @@ fn formats_without_a_common_layout_are_refused_before_anything_is_written() {
         write_checkpoint(&snapshot, &checkpoint.template(), &target, &options)
     };
     let error = write(StoredForm::AsHeld).unwrap_err();
-    assert!(matches!(&error, CheckpointError::MixedFormats { first_format, second_format, .. }
-        if first_format == "mxfp8" && second_format == "nvfp4"), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::MixedFormats { first_format, second_format, .. }
+        if first_format == "mxfp8" && second_format == "nvfp4"),
+        "{error}"
+    );
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
     // In high precision the mixture has a layout: the dequantized values.
     write(StoredForm::Dense(Dtype::Bf16)).unwrap();

@@ -1,4 +1,5 @@
 //! Promises of checkpoints: strict reading, bytes unchanged, writing all or nothing.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod damaged;
 mod files;

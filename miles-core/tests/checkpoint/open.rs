@@ -14,7 +14,9 @@ fn every_fixture_opens_and_gives_its_stored_values() {
         let mut stored = std::collections::BTreeMap::new();
         for entry in fs::read_dir(fixture(name)).unwrap() {
             let path = entry.unwrap().path();
-            if path.file_name().unwrap().to_str().unwrap().starts_with("model") && path.extension().unwrap() == "safetensors" {
+            if path.file_name().unwrap().to_str().unwrap().starts_with("model")
+                && path.extension().unwrap() == "safetensors"
+            {
                 stored.extend(load(&path));
             }
         }
@@ -75,7 +77,8 @@ fn tensors_are_read_one_at_a_time_from_the_file() {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         serde_json::from_slice(&bytes[8..8 + length]).unwrap()
     };
-    let data_start = bytes.len() as u64 - header.values().filter_map(|entry| entry["data_offsets"][1].as_u64()).max().unwrap();
+    let data_start =
+        bytes.len() as u64 - header.values().filter_map(|entry| entry["data_offsets"][1].as_u64()).max().unwrap();
     let end = |name: &str| header[name]["data_offsets"][1].as_u64().unwrap() + data_start;
     let middle = network.ids().map(|id| end(&network.parameter(id).name)).min().unwrap() + 40_000;
     File::options().write(true).open(&file).unwrap().set_len(middle).unwrap();

@@ -104,8 +104,11 @@ fn packed_experts_of_another_shape_or_alone_are_refused() {
         tensor.shape = vec![tensor.shape[0] / 2, tensor.shape[1] * 2, tensor.shape[2]];
     });
     let error = refused(dir.path());
-    assert!(matches!(&error, CheckpointError::WrongShape { tensor, expected, .. }
-        if tensor == "model.layers.1.mlp.experts.gate_up_proj" && expected.len() == 3), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::WrongShape { tensor, expected, .. }
+        if tensor == "model.layers.1.mlp.experts.gate_up_proj" && expected.len() == 3),
+        "{error}"
+    );
     let dir = packed_copy("qwen3-moe", false);
     edit(dir.path(), |tensors| drop(tensors.remove("model.layers.1.mlp.experts.down_proj").unwrap()));
     match refused(dir.path()) {

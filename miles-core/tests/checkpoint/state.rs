@@ -9,7 +9,12 @@ use miles_core::checkpoint::tensors::{StateReader, StateWriter};
 use crate::files::raw;
 
 fn shapes() -> Vec<(String, Vec<usize>)> {
-    vec![("b/moment".into(), vec![300, 400]), ("a".into(), vec![3]), ("none".into(), vec![0, 4]), ("scalar".into(), vec![])]
+    vec![
+        ("b/moment".into(), vec![300, 400]),
+        ("a".into(), vec![3]),
+        ("none".into(), vec![0, 4]),
+        ("scalar".into(), vec![]),
+    ]
 }
 
 #[test]
@@ -39,7 +44,9 @@ fn arrays_and_text_come_back_to_the_bit() {
     assert_eq!(values.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), [f32::NAN.to_bits(), 1 << 31, 1]);
     reader.read("none", &mut values).unwrap();
     assert!(values.is_empty());
-    assert!(matches!(reader.read("c", &mut values), Err(CheckpointError::NoSuchTensor { tensor, .. }) if tensor == "c"));
+    assert!(
+        matches!(reader.read("c", &mut values), Err(CheckpointError::NoSuchTensor { tensor, .. }) if tensor == "c")
+    );
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -53,7 +60,9 @@ fn an_unfinished_file_leaves_the_old_one() {
     writer.write("b/moment", &[0.0; 120_000]).unwrap();
     assert!(matches!(writer.finish(), Err(CheckpointError::Unfinished { tensor, .. }) if tensor == "a"));
     let mut writer = create();
-    assert!(matches!(writer.write("a", &[0.0; 3]), Err(CheckpointError::NoSuchTensor { expected: Some(next), .. }) if next == "b/moment"));
+    assert!(
+        matches!(writer.write("a", &[0.0; 3]), Err(CheckpointError::NoSuchTensor { expected: Some(next), .. }) if next == "b/moment")
+    );
     let short = writer.write("b/moment", &[0.0; 5]);
     assert!(matches!(short, Err(CheckpointError::WrongLength { expected: 120_000, actual: 5, .. })));
     drop(writer);

@@ -7,8 +7,7 @@ use crate::files::{Tensor, copy, edit, fixture, load, open, refused};
 
 fn add_head(tensors: &mut crate::files::Tensors, change: impl FnOnce(&mut Tensor)) {
     let embedding = &tensors["model.embed_tokens.weight"];
-    let mut head =
-        Tensor { dtype: embedding.dtype, shape: embedding.shape.clone(), bytes: embedding.bytes.clone() };
+    let mut head = Tensor { dtype: embedding.dtype, shape: embedding.shape.clone(), bytes: embedding.bytes.clone() };
     change(&mut head);
     tensors.insert("lm_head.weight".into(), head);
 }
@@ -54,5 +53,7 @@ fn o8_saved_file_never_holds_the_head_of_a_tied_model() {
     assert!(untied.network().find("lm_head.weight").is_some());
     let dir = copy("qwen2-bias");
     edit(dir.path(), |tensors| drop(tensors.remove("lm_head.weight").unwrap()));
-    assert!(matches!(refused(dir.path()), CheckpointError::MissingTensors { tensors, .. } if tensors == ["lm_head.weight"]));
+    assert!(
+        matches!(refused(dir.path()), CheckpointError::MissingTensors { tensors, .. } if tensors == ["lm_head.weight"])
+    );
 }

@@ -172,7 +172,10 @@ fn a_source_that_fails_leaves_nothing_and_the_old_directory_as_it_was() {
     write_values(&checkpoint, &template, &target, &WriteOptions::default()).unwrap();
     let replace = WriteOptions { replace: true, ..WriteOptions::default() };
     assert!(write_values(&failing, &template, &target, &replace).is_err());
-    assert_eq!(digests(&open(&target).snapshot_as_stored(PolicyVersion(0)).unwrap()).len(), checkpoint.network().parameters.len());
+    assert_eq!(
+        digests(&open(&target).snapshot_as_stored(PolicyVersion(0)).unwrap()).len(),
+        checkpoint.network().parameters.len()
+    );
 }
 
 #[test]
