@@ -198,13 +198,41 @@ impl Tensors {
     }
 }
 
-/// Fails at the first element farther than `tolerance` times the root mean square of `want`.
+/// Fails at the first element farther than `tolerance` times (the root mean square of `want` plus its own magnitude).
 #[track_caller]
 pub fn assert_close(what: &str, want: &[f64], got: &[f32], tolerance: f64) {
     assert_eq!(want.len(), got.len(), "{what}: lengths differ");
     let scale = (want.iter().map(|w| w * w).sum::<f64>() / want.len().max(1) as f64).sqrt();
     for (index, (want, &got)) in want.iter().zip(got).enumerate() {
         let error = (want - f64::from(got)).abs();
-        assert!(error <= tolerance * scale, "{what}[{index}]: want {want:e}, got {got:e} (rms {scale:e})");
+        assert!(error <= tolerance * (scale + want.abs()), "{what}[{index}]: want {want:e}, got {got:e} (rms {scale:e})");
     }
+}
+
+/// Weights by name; what is not named is drawn from a fixed normal distribution.
+pub struct NamedWeights<'a> {
+    /// The network.
+    pub network: &'a Network,
+    /// Values by parameter name.
+    pub values: HashMap<String, Vec<f32>>,
+}
+
+impl WeightSource for NamedWeights<'_> {
+    fn read(&self, id: miles_core::network::ParamId, into: &mut Vec<f32>) -> Result<()> {
+        let parameter = self.network.parameter(id);
+        into.clear();
+        match self.values.get(&parameter.name) {
+            Some(values) => into.extend_from_slice(values),
+            None => into.extend((0..parameter.elements()).map(|index| {
+                let at = Coordinates { prompt: index as u64, sample: id.0, ..Coordinates::default() };
+                0.1 * miles_core::random::normal(1, Stream::Weights, at) as f32
+            })),
+        }
+        Ok(())
+    }
+}
+
+/// Bits, for exact comparisons.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
 }
