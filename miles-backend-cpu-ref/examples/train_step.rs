@@ -31,7 +31,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let checkpoint = Checkpoint::open(Path::new(directory))?;
     let network = checkpoint.network();
     let quantizer: Arc<dyn Quantizer> = Arc::new(Rules);
-    let context = Context::new(Compute::new(NonZeroUsize::new(threads.get()).unwrap_or(threads))?, Arc::clone(&quantizer));
+    let context =
+        Context::new(Compute::new(NonZeroUsize::new(threads.get()).unwrap_or(threads))?, Arc::clone(&quantizer));
     let inputs = TrainerInputs {
         network: Arc::clone(network),
         map: Arc::new(resolve(network, recipe, &[])?),

@@ -48,7 +48,14 @@ fn map(network: &Network, format: Option<FormatId>, mode: BackwardMode) -> Preci
     resolve(network, Recipe::Bf16, &rules).unwrap()
 }
 
-fn run(reference: &Tensors, case: &str, format: Option<FormatId>, mode: BackwardMode, isa: Isa, threads: usize) -> Results {
+fn run(
+    reference: &Tensors,
+    case: &str,
+    format: Option<FormatId>,
+    mode: BackwardMode,
+    isa: Isa,
+    threads: usize,
+) -> Results {
     let (x, w, g) = (format!("{case}x"), format!("{case}w"), format!("{case}g"));
     let ([rows, inputs], [outputs, _]) = (shape(reference, &x), shape(reference, &w));
     let network = Arc::new(Network::new(&config(outputs, inputs)));
@@ -59,11 +66,8 @@ fn run(reference: &Tensors, case: &str, format: Option<FormatId>, mode: Backward
     let context = context(isa, threads);
     let map = map(&network, format, mode);
     let (trainer, _) = published(&context, &network, map, &weights, options(ActivationDtype::F32));
-    let forward = Forward {
-        context: &context,
-        weights: trainer.current_weights().unwrap(),
-        activations: ActivationDtype::F32,
-    };
+    let forward =
+        Forward { context: &context, weights: trainer.current_weights().unwrap(), activations: ActivationDtype::F32 };
     let x = Activation::new(rows, inputs, reference.f32(&x));
     let y = forward.linear(&x, &linear).unwrap().into_values();
     let mut gradients = Gradients::zeroed(&network, true);

@@ -17,7 +17,7 @@ use miles_backend_cpu_ref::ops::router::{Routing, route_backward};
 use miles_backend_cpu_ref::ops::swiglu::swiglu_backward;
 use miles_backend_cpu_ref::ops::{Activation, Context, Forward, PolicyWeights};
 use miles_core::model::{AttentionConfig, MlpConfig, ModelConfig, RopePairing, RouterConfig};
-use miles_core::network::{AttentionShape, HeadColumns, Mlp, Network, RopeShape, Role};
+use miles_core::network::{AttentionShape, HeadColumns, Network, Role, RopeShape};
 use miles_core::plugin::ActivationDtype;
 use miles_core::precision::{Recipe, Rule, TensorFormat, resolve};
 use miles_core::tensor::Dtype;
@@ -203,8 +203,7 @@ fn grouped_router() {
     let named = HashMap::from([(bias.clone(), reference.f32("grouped_router/e_score_correction_bias"))]);
     let weights = prepared(&context, &config, named);
     for (variant, normalize) in [("plain", false), ("normalized", true)] {
-        let rule =
-            RouterConfig::SigmoidGrouped { groups: 4, groups_per_token: 2, normalize, scaling_factor: 2.5 };
+        let rule = RouterConfig::SigmoidGrouped { groups: 4, groups_per_token: 2, normalize, scaling_factor: 2.5 };
         let logits = activation(&reference, "grouped_router/logits");
         let routing = forward(&context, &weights).route(&logits, network.find(&bias), &rule, 4).unwrap();
         compare_routing(&reference, "grouped_router", variant, &routing, &rule);
@@ -263,12 +262,20 @@ fn dispatch_and_combine_for_any_number_of_rows_per_expert() {
     // Expert 2 gets every row, expert 0 one row, expert 4 none, experts 1 and 3 the rest.
     let logits = (0..rows).flat_map(|row| {
         let second = if row == 5 { 0 } else { 1 + 2 * (row % 2) };
-        (0..5).map(move |expert| if expert == 2 { 3.0 } else if expert == second { 2.0 } else { -9.0 })
+        (0..5).map(move |expert| {
+            if expert == 2 {
+                3.0
+            } else if expert == second {
+                2.0
+            } else {
+                -9.0
+            }
+        })
     });
     let logits = Activation::new(rows, 5, logits.collect());
     let routing = forward.route(&logits, None, &RouterConfig::SoftmaxTopK { normalize: true }, 2).unwrap();
     let counts: Vec<usize> = (0..5).map(|expert| routing.expert_rows(expert).len()).collect();
-    assert_eq!(counts, [1, 18, 37, 18, 0]);
+    assert_eq!(counts, [1, 19, 37, 17, 0]);
 
     let x = counted(rows, 6, 0.5);
     let sent = dispatch(&x, &routing).unwrap();
@@ -294,10 +301,4 @@ fn embedding_gradients_add_in_row_order() {
     let mut table = vec![0.0; 4 * 2];
     embedding_backward(&[1.0, 2.0, 10.0, 20.0, 0.5, 0.25], &[3, 0, 3], 2, &mut table);
     assert_eq!(table, [10.0, 20.0, 0.0, 0.0, 0.0, 0.0, 1.5, 2.25]);
-}
-
-#[test]
-fn a_network_with_experts_routes_through_them() {
-    let network = Network::new(fixture("qwen3-moe").config().model());
-    assert!(network.layers.iter().all(|layer| matches!(layer.mlp, Mlp::Moe(_))));
 }

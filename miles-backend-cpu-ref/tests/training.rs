@@ -124,7 +124,8 @@ fn o3_the_forward_operand_is_the_published_one_and_starts_from_bf16() {
             let (own, partner) = (rounded(id), parameter.pair.map(rounded));
             let (rows, cols) = parameter.rows_cols();
             let source = |values| Source::new(values, rows, cols, SourceDtype::Bf16, None).unwrap();
-            let sources: Vec<Source<'_>> = [Some(&own), partner.as_ref()].into_iter().flatten().map(|v| source(v)).collect();
+            let sources: Vec<Source<'_>> =
+                [Some(&own), partner.as_ref()].into_iter().flatten().map(|v| source(v)).collect();
             let spec = QuantizeSpec::weight(published.format().clone()).with_non_finite(NonFinite::Error);
             let want = &builtin_rule(published.format()).unwrap().quantize_joint(&sources, &spec).unwrap()[0];
             assert_eq!(want.canonical_bytes(), published.canonical_bytes(), "{recipe} {}", parameter.name);
@@ -157,10 +158,9 @@ fn o10_a_batch_from_another_version_is_refused() {
     assert!(matches!(error, Error::Train(TrainError::Unpublished { operation: "update" })), "{error}");
 
     let new = publish(&mut trainer, 1).stamp();
-    for error in [
-        trainer.score(ScoredPolicy::Current, &old).unwrap_err(),
-        trainer.update(&old, &WeightedSum, 1e-3).unwrap_err(),
-    ] {
+    for error in
+        [trainer.score(ScoredPolicy::Current, &old).unwrap_err(), trainer.update(&old, &WeightedSum, 1e-3).unwrap_err()]
+    {
         let Error::Policy(PolicyError::StaleVersion { expected, actual, .. }) = error else { panic!("{error}") };
         assert_eq!((expected, actual), (new, old.stamp()));
     }
@@ -387,17 +387,24 @@ fn gradients_of_whole_models_agree_with_central_differences() {
             if norm == 0.0 {
                 continue;
             }
-            let step = 0.03 / norm.max(1.0);
-            let moved = |sign: f64| Moved { base: &checkpoint, id, direction: gradient, factor: sign * step / norm };
-            let (_, up) = loss_at(&moved(1.0));
-            let (_, down) = loss_at(&moved(-1.0));
-            let slope = (up.loss - down.loss) / (2.0 * step);
-            let error = (slope - norm).abs() / norm;
-            let rounding = 1e-5 / (step * norm);
-            assert!(error < 0.01 + rounding, "{family} {}: slope {slope}, norm {norm}", network.parameter(id).name);
+            // A step may carry a token over to another expert, where the loss jumps; a smaller one then does not.
+            let mut seen = Vec::new();
+            let agrees = [0.03, 0.01, 0.003, 0.001].into_iter().any(|length: f64| {
+                let step = length / norm.max(1.0);
+                let moved =
+                    |sign: f64| Moved { base: &checkpoint, id, direction: gradient, factor: sign * step / norm };
+                let ((_, up), (_, down)) = (loss_at(&moved(1.0)), loss_at(&moved(-1.0)));
+                let slope = (up.loss - down.loss) / (2.0 * step);
+                seen.push(slope);
+                (slope - norm).abs() / norm < 0.01 + LOSS_ROUNDING / (step * norm)
+            });
+            assert!(agrees, "{family} {}: norm {norm}, slopes {seen:?}", network.parameter(id).name);
         }
     }
 }
+
+/// What f32 logprobs leave of a loss of some tens.
+const LOSS_ROUNDING: f64 = 1e-5;
 
 /// Another source, with one tensor moved along a direction.
 struct Moved<'a> {

@@ -117,7 +117,11 @@ impl Loss for WeightedSum {
 /// Samples of random lengths and tokens, weights in [-1, 1).
 pub fn random_samples(seed: u64, count: usize, vocab_size: usize, longest: usize) -> Vec<TrainSample> {
     let draw = |sample: usize, token: usize| {
-        uniform(seed, Stream::Data, Coordinates { prompt: sample as u64, token: token as u32, ..Coordinates::default() })
+        uniform(
+            seed,
+            Stream::Data,
+            Coordinates { prompt: sample as u64, token: token as u32, ..Coordinates::default() },
+        )
     };
     (0..count)
         .map(|sample| {
@@ -178,7 +182,9 @@ impl Tensors {
         let (dtype, _, bytes) = self.get(name);
         match dtype.as_str() {
             "F32" => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            "BF16" => bytes.as_chunks().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect(),
+            "BF16" => {
+                bytes.as_chunks().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect()
+            }
             other => panic!("`{name}` is {other}"),
         }
     }
@@ -205,7 +211,10 @@ pub fn assert_close(what: &str, want: &[f64], got: &[f32], tolerance: f64) {
     let scale = (want.iter().map(|w| w * w).sum::<f64>() / want.len().max(1) as f64).sqrt();
     for (index, (want, &got)) in want.iter().zip(got).enumerate() {
         let error = (want - f64::from(got)).abs();
-        assert!(error <= tolerance * (scale + want.abs()), "{what}[{index}]: want {want:e}, got {got:e} (rms {scale:e})");
+        assert!(
+            error <= tolerance * (scale + want.abs()),
+            "{what}[{index}]: want {want:e}, got {got:e} (rms {scale:e})"
+        );
     }
 }
 
