@@ -1,4 +1,5 @@
 //! One linear layer in every format and backward mode, against f64 products of exactly those operands.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod support;
 

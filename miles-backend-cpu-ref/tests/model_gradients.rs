@@ -1,4 +1,5 @@
 //! Gradients of whole tiny models, family by family.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod support;
 

@@ -1,9 +1,9 @@
 //! Each operation, forward and backward, against PyTorch autograd in f64.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod support;
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use miles_backend_cpu_ref::kernel::Isa;
@@ -120,7 +120,7 @@ fn attention(operation: &str, shape: AttentionShape) {
     let weights = prepared(&context, &small_config(), HashMap::new());
     let tensor = |name: &str| activation(&reference, &format!("{operation}/{name}"));
     let (q, k, v, dy) = (tensor("q"), tensor("k"), tensor("v"), tensor("dy"));
-    let whole: [Range<usize>; 1] = [0..q.rows()];
+    let whole = Vec::from_iter([0..q.rows()]);
     let attended = packed_attention(&forward(&context, &weights), &q, &k, &v, shape, &whole).unwrap();
     let want = |name: &str| reference.f64(&format!("{operation}/{name}"));
     assert_close("y", &want("y"), attended.output.values(), TOLERANCE);

@@ -1,4 +1,5 @@
 //! What a trainer promises: batch invariance, one source per version, versions that are checked, state that returns.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod support;
 

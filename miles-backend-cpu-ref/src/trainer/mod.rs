@@ -34,7 +34,7 @@ use miles_core::precision::{PrecisionMap, TensorFormat};
 pub use backward::BackwardPass;
 pub use batch::{Packed, micro_batches};
 pub use gradients::Gradients;
-pub use head::{LOGITS_BUDGET_BYTES, ScoringHead};
+pub use head::{Judge, LOGITS_BUDGET_BYTES, ScoringHead};
 pub use masters::Masters;
 pub use optimizer::Optimizer;
 pub use tape::{Node, Tape, Tracked, TrackedRouting};
