@@ -106,11 +106,11 @@ fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
     }
 }
 
-/// `acc = fma(partial, RN(s_x * s_w), acc)` in 16 columns.
+/// `acc = fma(2 partial, RN(s_x * s_w), acc)` in 16 columns; see [`super::panel::FP8_ROW_LIFT`] for the 2.
 #[inline(always)]
 fn promote(partial: &[f32; PANEL], row_scale: f32, scales: &[f32; PANEL], acc: &mut [f32; PANEL]) {
     for j in 0..PANEL {
-        acc[j] = partial[j].mul_add(row_scale * scales[j], acc[j]);
+        acc[j] = (partial[j] + partial[j]).mul_add(row_scale * scales[j], acc[j]);
     }
 }
 

@@ -11,12 +11,12 @@
 
 use std::ops::Range;
 
-use super::decode::{E4M3_LIFT, e4m3, e8m0};
+use super::decode::{e4m3, e8m0};
 use super::gemm::{Promotion, Start, direct, product, promoted_block, store};
 use super::nvfp4;
 use super::pack::{FP8_BLOCK, MXFP8_BLOCK, NVFP4_BLOCK, PackedWeight, Store, check};
 use super::panel::{
-    Bf16Panel, F32Panel, Fp8BlockPanel, Line, Mxfp8Panel, Panel, PanelSource, fill,
+    Bf16Panel, F32Panel, FP8_ROW_LIFT, Fp8BlockPanel, Line, Mxfp8Panel, Panel, PanelSource, fill,
 };
 use super::split::{Block, PANEL, balanced};
 use super::{Compute, Isa};
@@ -97,7 +97,10 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
             let blocks = k.div_ceil(FP8_BLOCK);
             check("block-FP8 activation codes", codes.len(), m * k);
             check("block-FP8 activation scales", scales.len(), m * blocks);
-            let lifted: Vec<f32> = codes.iter().map(|&code| e4m3(code) * E4M3_LIFT).collect();
+            let lifted: Vec<f32> = codes
+                .iter()
+                .map(|&code| e4m3(code) * FP8_ROW_LIFT)
+                .collect();
             let rows = Rows {
                 values: &lifted,
                 k,

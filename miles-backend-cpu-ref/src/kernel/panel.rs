@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::Isa;
-use super::decode::{E4M3_LIFT, bf16, e4m3_is_nan, e4m3_low, e8m0};
+use super::decode::{E4M3_LIFT, bf16, e4m3_is_nan, e4m3_low, e8m0, power_of_two};
 use super::split::PANEL;
 
 /// One value per column of a panel, on its own cache line.
@@ -25,7 +25,7 @@ pub(crate) trait Panel: Copy {
     type Codes: Copy;
     /// Consecutive k that share a scale.
     const BLOCK: usize;
-    /// Whether each block is a chain of its own from +0, promoted by `acc = fma(partial, RN(s_x * s_w), acc)`; otherwise
+    /// Whether each block is a chain of its own from +0, promoted by `acc = fma(2 partial, RN(s_x * s_w), acc)`; otherwise
     /// scales belong to the decoded value and the chain runs through.
     const PROMOTED: bool;
 
@@ -141,16 +141,13 @@ impl<const EXTREME: bool> Panel for Mxfp8Panel<'_, EXTREME> {
     }
     #[inline(always)]
     fn scales(&self, block: usize) -> [f32; PANEL] {
-        let mut scales = [0.0; PANEL];
-        for j in 0..PANEL {
-            let code = self.scales[block][j];
-            scales[j] = if EXTREME {
+        self.scales[block].map(|code| {
+            if EXTREME {
                 e8m0(code)
             } else {
                 f32::from_bits((u32::from(code) + 120) << 23)
-            };
-        }
-        scales
+            }
+        })
     }
     #[inline(always)]
     fn decode(codes: &[u8; PANEL], scales: &[f32; PANEL]) -> [f32; PANEL] {
@@ -168,13 +165,17 @@ impl<const EXTREME: bool> Panel for Mxfp8Panel<'_, EXTREME> {
 
 /// E4M3 codes with an FP32 scale per 128 k and column.
 ///
-/// Decodes to the value times 2⁻¹²⁰; the activation codes carry the 2¹²⁰, so every product, hence every chain, is unchanged.
+/// Decodes to the value times 2⁻¹²⁰; the activation values carry 2¹¹⁹ ([`FP8_ROW_LIFT`]), so each partial chain is exactly half of
+/// what it stands for and its promotion doubles it.
 /// `EXTREME` panels hold a NaN code.
 #[derive(Clone, Copy)]
 pub(crate) struct Fp8BlockPanel<'a, const EXTREME: bool> {
     pub codes: &'a [[u8; PANEL]],
     pub scales: &'a [Line],
 }
+
+/// Factor of the activation values of a promoted product: the largest power of two that keeps 448 finite.
+pub(crate) const FP8_ROW_LIFT: f32 = power_of_two(119);
 
 impl<const EXTREME: bool> Panel for Fp8BlockPanel<'_, EXTREME> {
     type Codes = [u8; PANEL];

@@ -25,7 +25,7 @@ pub fn computes() -> Vec<Compute> {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
-            .expect("threads");
+            .unwrap_or_else(|error| panic!("{error}"));
         Compute::from_parts(isa, Arc::new(pool))
     })
     .collect()

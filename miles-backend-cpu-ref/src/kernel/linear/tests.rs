@@ -89,7 +89,7 @@ impl Operand {
             ),
             Operand::Nvfp4 { codes, scales, .. } => {
                 let byte = codes[row * k.div_ceil(2) + i / 2];
-                let code = if i % 2 == 0 { byte } else { byte >> 4 };
+                let code = if i.is_multiple_of(2) { byte } else { byte >> 4 };
                 (
                     f32::from(e2m1_doubled(code)) * 0.5,
                     e4m3(scales[row * k.div_ceil(16) + i / 16]),

@@ -1,0 +1,197 @@
+//! Stopping and going on.
+//!
+//! ```text
+//! out/checkpoints/step-00000012/loop.json    step, version, digest, scheduler state, config, lengths of the logs
+//!                              /trainer/     what the trainer saved: master weights, optimizer state
+//! ```
+//!
+//! A checkpoint appears whole or not at all: it is written beside its place, synced, and renamed. No random generator
+//! is saved because there is none: every draw is a function of the seed and of what is drawn. What a scheduler
+//! remembers is its own named state in `loop.json`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use miles_core::digest::Digest;
+use miles_core::plugin::Trainer;
+use miles_core::policy::PolicyStamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::ConfigFingerprint;
+use crate::output::{OutputError, io, remove};
+use crate::{Error, Result};
+
+/// Why a run cannot go on from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// The output directory holds a run but no checkpoint.
+    #[error("{}: there is no checkpoint to resume from", dir.display())]
+    NoCheckpoint {
+        /// Directory of checkpoints.
+        dir: PathBuf,
+    },
+    /// A `loop.json` that is not one.
+    #[error("{}: {source}", path.display())]
+    Malformed {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        source: serde_json::Error,
+    },
+    /// The config differs in keys that change results.
+    #[error("{}: the config differs from that of the saved run in {}", path.display(), differences.join("; "))]
+    ConfigChanged {
+        /// `loop.json`.
+        path: PathBuf,
+        /// `key: saved -> now`.
+        differences: Vec<String>,
+    },
+    /// A restored policy does not have the digest that was saved.
+    #[error("the restored {what} is {found}, saved was {saved}")]
+    PolicyChanged {
+        /// Which policy.
+        what: &'static str,
+        /// Saved stamp.
+        saved: PolicyStamp,
+        /// Restored stamp.
+        found: PolicyStamp,
+    },
+}
+
+/// Everything of the loop itself that a checkpoint holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoopState {
+    /// Steps done; the next step has this number.
+    pub steps_done: u64,
+    /// Live policy.
+    pub policy: PolicyStamp,
+    /// First policy of the run: the reference.
+    pub reference: PolicyStamp,
+    /// Digest of the precision map.
+    pub precision_map: Digest,
+    /// What the scheduler remembers.
+    pub scheduler: Value,
+    /// Length of `metrics.jsonl`.
+    pub metrics_bytes: u64,
+    /// Length of `ledger.jsonl`.
+    pub ledger_bytes: u64,
+    /// Digest of the config's fingerprint.
+    pub config_digest: Digest,
+    /// Every key that changes results.
+    pub config: ConfigFingerprint,
+}
+
+/// A saved checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SavedLoop {
+    dir: PathBuf,
+    /// State of the loop.
+    pub state: LoopState,
+}
+
+impl SavedLoop {
+    /// The newest checkpoint of a directory of checkpoints.
+    ///
+    /// # Errors
+    /// If there is none or it cannot be read.
+    pub fn newest(checkpoints: &Path) -> Result<Self> {
+        let dir = match saved(checkpoints)?.pop() {
+            Some((_, dir)) => dir,
+            None => return Err(ResumeError::NoCheckpoint { dir: checkpoints.to_owned() }.into()),
+        };
+        let path = dir.join(LOOP);
+        let bytes = fs::read(&path).map_err(io(&path))?;
+        let state = serde_json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
+        Ok(SavedLoop { dir, state })
+    }
+
+    /// Refuses a config that differs in a key that changes results.
+    ///
+    /// # Errors
+    /// [`ResumeError::ConfigChanged`] with every such key.
+    pub fn check_config(&self, now: &ConfigFingerprint) -> Result<(), ResumeError> {
+        if now.digest() == self.state.config_digest {
+            return Ok(());
+        }
+        let differences = self.state.config.differences(now);
+        Err(ResumeError::ConfigChanged { path: self.dir.join(LOOP), differences })
+    }
+
+    /// Where the trainer's files are.
+    #[must_use]
+    pub fn trainer_dir(&self) -> PathBuf {
+        self.dir.join(TRAINER)
+    }
+}
+
+/// Saves a checkpoint and deletes all but the newest `keep_last`.
+///
+/// # Errors
+/// If writing fails; nothing half-written is left.
+pub fn save(checkpoints: &Path, state: &LoopState, trainer: &dyn Trainer, keep_last: usize) -> Result<()> {
+    fs::create_dir_all(checkpoints).map_err(io(checkpoints))?;
+    let target = checkpoints.join(format!("step-{:08}", state.steps_done));
+    let partial = checkpoints.join(format!(".step-{:08}.partial", state.steps_done));
+    remove(&partial)?;
+    let placed = write(&partial, state, trainer).and_then(|()| {
+        remove(&target)?;
+        fs::rename(&partial, &target).map_err(io(&target))?;
+        Ok(sync(checkpoints)?)
+    });
+    if placed.is_err() {
+        // The first error is the one to report.
+        let _ = remove(&partial);
+        return placed;
+    }
+    let all = saved(checkpoints)?;
+    let (old, _) = all.split_at(all.len().saturating_sub(keep_last));
+    old.iter().try_for_each(|(_, dir)| remove(dir))?;
+    Ok(())
+}
+
+fn write(dir: &Path, state: &LoopState, trainer: &dyn Trainer) -> Result<()> {
+    let trainer_dir = dir.join(TRAINER);
+    fs::create_dir_all(&trainer_dir).map_err(io(&trainer_dir))?;
+    trainer.save(&trainer_dir)?;
+    let path = dir.join(LOOP);
+    let text = serde_json::to_vec_pretty(state).map_err(|error| Error::from(io(&path)(error.into())))?;
+    fs::write(&path, text).map_err(io(&path))?;
+    Ok(sync_tree(dir)?)
+}
+
+/// Every whole checkpoint, oldest first.
+fn saved(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, OutputError> {
+    if !checkpoints.exists() {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(checkpoints).map_err(io(checkpoints))? {
+        let path = entry.map_err(io(checkpoints))?.path();
+        let step = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse::<u64>().ok());
+        found.extend(step.map(|step| (step, path)));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Makes sure that a directory and everything in it are on the disk.
+fn sync_tree(dir: &Path) -> Result<(), OutputError> {
+    for entry in fs::read_dir(dir).map_err(io(dir))? {
+        let path = entry.map_err(io(dir))?.path();
+        match path.is_dir() {
+            true => sync_tree(&path)?,
+            false => sync(&path)?,
+        }
+    }
+    sync(dir)
+}
+
+fn sync(path: &Path) -> Result<(), OutputError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(io(path))
+}
+
+const LOOP: &str = "loop.json";
+const TRAINER: &str = "trainer";

@@ -1,0 +1,101 @@
+//! Everything that is wrong with a config, as one value.
+
+use std::fmt;
+
+use miles_core::registry::RegistryError;
+
+/// Every fault of one config, in the order of its keys.
+#[derive(Debug)]
+pub struct ConfigErrors {
+    /// The faults; at least one.
+    pub issues: Vec<ConfigIssue>,
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.issues.len() == 1 { "" } else { "s" };
+        write!(f, "the config has {} error{plural}", self.issues.len())?;
+        self.issues.iter().try_for_each(|issue| write!(f, "\n  {issue}"))
+    }
+}
+
+/// One fault.
+#[derive(Debug)]
+pub struct ConfigIssue {
+    /// Dotted key.
+    pub key: String,
+    /// Value as written or in effect; empty where there is none.
+    pub value: String,
+    /// What is wrong with it.
+    pub why: Why,
+}
+
+impl fmt::Display for ConfigIssue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.value.is_empty() {
+            true => write!(f, "{}: {}", self.key, self.why),
+            false => write!(f, "{} = {}: {}", self.key, self.value, self.why),
+        }
+    }
+}
+
+/// What can be wrong with a key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Why {
+    /// The file could not be read.
+    #[error("{0}")]
+    Unreadable(std::io::Error),
+    /// The file is not TOML.
+    #[error("{0}")]
+    NotToml(#[from] toml::de::Error),
+    /// An override that is not `key=value`.
+    #[error("an override is written key=value")]
+    NotAnOverride,
+    /// A key that does not exist.
+    #[error("unknown key{}", nearest.as_ref().map(|key| format!(" (did you mean `{key}`?)")).unwrap_or_default())]
+    UnknownKey {
+        /// The nearest known key, if one is near.
+        nearest: Option<String>,
+    },
+    /// A value of the wrong type.
+    #[error("{0}")]
+    WrongType(serde_json::Error),
+    /// A key without default that was not given.
+    #[error("is required")]
+    Missing,
+    /// A value outside its range.
+    #[error("must be {range}")]
+    OutOfRange {
+        /// The range in words.
+        range: &'static str,
+    },
+    /// Two values that do not go together.
+    #[error("contradicts {with}: {why}")]
+    Contradiction {
+        /// The other key and its value.
+        with: String,
+        /// Why they do not go together.
+        why: &'static str,
+    },
+    /// A name that no linked crate registers, or options that it does not take.
+    #[error("{0}")]
+    Plugin(miles_core::Error),
+    /// A precision recipe that does not exist.
+    #[error("{0}")]
+    Recipe(#[from] miles_core::precision::PrecisionError),
+    /// A model directory that cannot be used.
+    #[error("{0}")]
+    Model(#[from] miles_core::model::ModelError),
+    /// A file that is not there.
+    #[error("no such file")]
+    NoSuchFile,
+}
+
+impl From<RegistryError> for Why {
+    fn from(error: RegistryError) -> Self {
+        Why::Plugin(error.into())
+    }
+}

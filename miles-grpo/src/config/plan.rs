@@ -1,0 +1,183 @@
+//! A config that was checked: what stages read. `Option` stands only for things that a run may be without.
+
+use std::path::PathBuf;
+
+use miles_core::plugin::{ActivationDtype, AdamW, Sampling};
+use miles_core::precision::{Recipe, Rule};
+use serde_json::Value;
+
+use super::{ConfigErrors, ConfigFingerprint, ExistingOutput, RunConfig, check};
+use crate::data::{Date, Fields};
+use crate::export::ExportPlan;
+use crate::learning_rate::LearningRate;
+
+/// A checked run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The run as a whole.
+    pub run: RunPlan,
+    /// What training starts from.
+    pub model: ModelPlan,
+    /// Formats.
+    pub precision: PrecisionPlan,
+    /// Prompts.
+    pub data: DataPlan,
+    /// What a step samples.
+    pub rollout: RolloutPlan,
+    /// Reward.
+    pub reward: NamedPlugin,
+    /// What happens to completions that could not be judged.
+    pub on_reward_error: OnRewardError,
+    /// Advantage.
+    pub advantage: NamedPlugin,
+    /// Loss.
+    pub loss: NamedPlugin,
+    /// Scheduler.
+    pub scheduler: NamedPlugin,
+    /// Optimizer.
+    pub train: TrainPlan,
+    /// Held-out evaluation.
+    pub evaluation: Option<EvaluationPlan>,
+    /// Saving.
+    pub checkpoint: CheckpointPlan,
+    /// Final export.
+    pub export: ExportPlan,
+    /// The config that it came from, as TOML.
+    pub config_toml: String,
+    /// The keys that change results, for resume.
+    pub fingerprint: ConfigFingerprint,
+}
+
+impl Plan {
+    /// Checks a config against itself, the registered names, the model's `config.json` and the data files' presence.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once.
+    pub fn new(config: &RunConfig) -> Result<Self, ConfigErrors> {
+        check::plan(config)
+    }
+}
+
+/// The run as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunPlan {
+    /// Name.
+    pub name: String,
+    /// Output directory.
+    pub out: PathBuf,
+    /// What to do with an output directory that holds a run.
+    pub existing: ExistingOutput,
+    /// Seed.
+    pub seed: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Worker threads; `None` uses every core.
+    pub threads: Option<usize>,
+    /// Registered name of the backend, used when none is passed as a value.
+    pub backend: String,
+}
+
+/// What training starts from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelPlan {
+    /// Checkpoint directory.
+    pub dir: PathBuf,
+    /// Longest sequence, in tokens; at most the model's own.
+    pub context_tokens: usize,
+}
+
+/// Formats.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrecisionPlan {
+    /// Recipe.
+    pub recipe: Recipe,
+    /// Rules over it.
+    pub rules: Vec<Rule>,
+    /// Activation type.
+    pub activations: ActivationDtype,
+}
+
+/// Prompts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataPlan {
+    /// Training prompts.
+    pub train: PathBuf,
+    /// Field names.
+    pub fields: Fields,
+    /// The date that the chat template sees, if prompts go through one.
+    pub chat_template: Option<Date>,
+}
+
+/// What a step samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutPlan {
+    /// Prompts per step.
+    pub prompts_per_step: usize,
+    /// Completions per prompt.
+    pub group_size: usize,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Completions that decode at the same time.
+    pub max_running: usize,
+}
+
+/// A registered name and its options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedPlugin {
+    /// Name.
+    pub name: String,
+    /// Options; `Null` when there are none.
+    pub options: Value,
+}
+
+/// What happens to a completion that could not be judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OnRewardError {
+    /// It is left out of the group.
+    Drop,
+    /// The run ends with the error.
+    Fail,
+    /// It gets this reward.
+    Score(f32),
+}
+
+/// Optimizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainPlan {
+    /// Learning rate of each step.
+    pub learning_rate: LearningRate,
+    /// AdamW.
+    pub optimizer: AdamW,
+    /// Largest gradient norm; `None` never clips.
+    pub max_grad_norm: Option<f64>,
+    /// Most tokens in one micro-batch.
+    pub micro_batch_tokens: usize,
+    /// Optimizer steps per rollout.
+    pub mini_batches: usize,
+    /// Whether routers are trained.
+    pub train_router: bool,
+}
+
+/// Held-out evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationPlan {
+    /// Held-out prompts.
+    pub data: PathBuf,
+    /// Steps between evaluations; `None` only before the first and after the last.
+    pub every: Option<u64>,
+    /// Completions per prompt.
+    pub samples: usize,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+}
+
+/// Saving.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointPlan {
+    /// Steps between checkpoints; `None` only at an interruption or the end.
+    pub every: Option<u64>,
+    /// Checkpoints kept.
+    pub keep_last: usize,
+    /// Whether one is written at the end.
+    pub at_end: bool,
+}

@@ -1,0 +1,214 @@
+//! TOML and overrides into a [`RunConfig`], collecting every error.
+//!
+//! The default config, as JSON, is the list of known keys; whether a value has the right type is asked of the typed
+//! struct itself, one key at a time. So there is no second table of keys that could disagree with the struct.
+
+use std::path::Path;
+
+use miles_core::registry::nearest;
+use serde_json::{Map, Value};
+
+use super::{ConfigErrors, ConfigIssue, RunConfig, Why};
+
+impl RunConfig {
+    /// Reads a TOML file and applies `key=value` overrides, later ones over earlier ones.
+    ///
+    /// # Errors
+    /// Every key that is unknown or has the wrong type.
+    pub fn read(path: &Path, overrides: &[String]) -> Result<Self, ConfigErrors> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigErrors {
+            issues: vec![issue(&path.display().to_string(), String::new(), Why::Unreadable(error))],
+        })?;
+        Self::parse(&text, overrides)
+    }
+
+    /// As [`RunConfig::read`], from text; the empty text gives the defaults.
+    ///
+    /// # Errors
+    /// As [`RunConfig::read`].
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Self, ConfigErrors> {
+        Self::default().with_text(text)?.with_overrides(overrides)
+    }
+
+    /// This config with the keys of a TOML text over it.
+    ///
+    /// # Errors
+    /// As [`RunConfig::read`].
+    pub fn with_text(self, text: &str) -> Result<Self, ConfigErrors> {
+        let mut builder = Builder::new(self);
+        match toml::from_str::<toml::Table>(text) {
+            Ok(table) => builder.table("", &table),
+            Err(error) => builder.refuse("(file)", String::new(), error.into()),
+        }
+        builder.finish()
+    }
+
+    /// This config with `key=value` overrides over it. A value is read as TOML where the key takes that, else as
+    /// plain text: `run.steps=5`, `precision.recipe=mxfp8`, `loss.options.eps_high=0.28`.
+    ///
+    /// # Errors
+    /// As [`RunConfig::read`].
+    pub fn with_overrides(self, overrides: &[String]) -> Result<Self, ConfigErrors> {
+        let mut builder = Builder::new(self);
+        for text in overrides {
+            match text.split_once('=') {
+                Some((key, value)) => builder.set_text(key.trim(), value.trim()),
+                None => builder.refuse(text, String::new(), Why::NotAnOverride),
+            }
+        }
+        builder.finish()
+    }
+
+    /// Every key with its default as JSON, in file order; free-form option tables are one key.
+    #[must_use]
+    pub fn keys() -> Vec<(String, Value)> {
+        Self::default().flattened()
+    }
+
+    /// Every dotted key with its value as JSON, in file order; free-form option tables are one key.
+    #[must_use]
+    pub fn flattened(&self) -> Vec<(String, Value)> {
+        let mut keys = Vec::new();
+        leaves("", &to_json(self), &mut keys);
+        keys
+    }
+
+    /// The whole config as TOML, defaults included.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        // Plain data structs with string keys; keys without a value are left out.
+        toml::to_string(self).unwrap_or_default()
+    }
+}
+
+struct Builder {
+    config: Value,
+    known: Vec<String>,
+    issues: Vec<ConfigIssue>,
+}
+
+impl Builder {
+    fn new(config: RunConfig) -> Self {
+        let known = RunConfig::keys().into_iter().map(|(key, _)| key).collect();
+        Builder { config: to_json(&config), known, issues: Vec::new() }
+    }
+
+    fn finish(self) -> Result<RunConfig, ConfigErrors> {
+        if !self.issues.is_empty() {
+            return Err(ConfigErrors { issues: self.issues });
+        }
+        // Every key was accepted by the struct when it was set.
+        serde_json::from_value(self.config)
+            .map_err(|error| ConfigErrors { issues: vec![issue("(config)", String::new(), Why::WrongType(error))] })
+    }
+
+    fn table(&mut self, prefix: &str, table: &toml::Table) {
+        for (name, value) in table {
+            let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            let is_section = self.known.iter().any(|known| known.starts_with(&format!("{key}.")));
+            match (value, is_section) {
+                (toml::Value::Table(inner), true) => self.table(&key, inner),
+                (value, _) => self.set_toml(&key, value),
+            }
+        }
+    }
+
+    fn set_toml(&mut self, key: &str, value: &toml::Value) {
+        let shown = value.to_string();
+        match json(value) {
+            Some(json) => {
+                if let Err(why) = self.try_set(key, json) {
+                    self.refuse(key, shown, why);
+                }
+            }
+            None => self.refuse(key, shown, Why::OutOfRange { range: "finite" }),
+        }
+    }
+
+    fn set_text(&mut self, key: &str, text: &str) {
+        let typed = toml::from_str::<toml::Table>(&format!("value = {text}"));
+        let typed = typed.ok().and_then(|table| json(table.get("value")?));
+        let as_typed = typed.map(|value| self.try_set(key, value));
+        let result = match as_typed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Why::WrongType(first))) => self.try_set(key, text.into()).map_err(|_| Why::WrongType(first)),
+            Some(Err(why)) => Err(why),
+            None => self.try_set(key, text.into()),
+        };
+        if let Err(why) = result {
+            self.refuse(key, text.to_owned(), why);
+        }
+    }
+
+    /// Sets a known key if the struct takes the value.
+    fn try_set(&mut self, key: &str, value: Value) -> Result<(), Why> {
+        let known = |known: &String| known == key || is_free_table(known) && key.starts_with(&format!("{known}."));
+        if !self.known.iter().any(known) {
+            return Err(Why::UnknownKey { nearest: self.nearest(key) });
+        }
+        let mut changed = self.config.clone();
+        let mut slot = &mut changed;
+        for part in key.split('.') {
+            if !slot.is_object() {
+                *slot = Value::Object(Map::new());
+            }
+            slot = &mut slot[part];
+        }
+        *slot = value;
+        serde_json::from_value::<RunConfig>(changed.clone()).map_err(Why::WrongType)?;
+        self.config = changed;
+        Ok(())
+    }
+
+    /// A key with the same last part in another section, else the most similar key.
+    fn nearest(&self, key: &str) -> Option<String> {
+        let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+        let namesake = self.known.iter().find(|known| last(known) == last(key));
+        namesake.cloned().or_else(|| nearest(key, self.known.iter().map(String::as_str)))
+    }
+
+    fn refuse(&mut self, key: &str, value: String, why: Why) {
+        self.issues.push(issue(key, value, why));
+    }
+}
+
+fn issue(key: &str, value: String, why: Why) -> ConfigIssue {
+    ConfigIssue { key: key.to_owned(), value, why }
+}
+
+fn to_json(config: &RunConfig) -> Value {
+    // Serialization of plain data structs with string keys has no failing case.
+    serde_json::to_value(config).unwrap_or_default()
+}
+
+fn leaves(prefix: &str, value: &Value, into: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(table) if !is_free_table(prefix) => {
+            for (name, inner) in table {
+                let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                leaves(&key, inner, into);
+            }
+        }
+        leaf => into.push((prefix.to_owned(), leaf.clone())),
+    }
+}
+
+/// Whether a key is a table whose keys belong to a plug-in.
+fn is_free_table(key: &str) -> bool {
+    key.ends_with(".options")
+}
+
+/// TOML as JSON; `None` for a number that JSON cannot hold.
+fn json(value: &toml::Value) -> Option<Value> {
+    Some(match value {
+        toml::Value::String(text) => text.as_str().into(),
+        toml::Value::Integer(number) => (*number).into(),
+        toml::Value::Float(number) => Value::Number(serde_json::Number::from_f64(*number)?),
+        toml::Value::Boolean(truth) => (*truth).into(),
+        toml::Value::Datetime(time) => time.to_string().into(),
+        toml::Value::Array(items) => Value::Array(items.iter().map(json).collect::<Option<_>>()?),
+        toml::Value::Table(table) => {
+            Value::Object(table.iter().map(|(key, value)| Some((key.clone(), json(value)?))).collect::<Option<_>>()?)
+        }
+    })
+}

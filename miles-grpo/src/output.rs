@@ -1,0 +1,205 @@
+//! The output directory: what a run leaves, where, and who may write there.
+//!
+//! ```text
+//! out/run.toml         the config, defaults included; its presence marks a run
+//! out/metrics.jsonl    one object per step
+//! out/ledger.jsonl     one object per tensor and version
+//! out/checkpoints/     step-N/ directories
+//! out/policy/          the trained policy as a Hugging Face directory
+//! out/report.html
+//! ```
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::config::ExistingOutput;
+
+/// What can go wrong with the output directory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutputError {
+    /// Reading or writing failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File or directory.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// The directory holds a run and neither resuming nor overwriting was asked for.
+    #[error(
+        "{} already holds a run ({found}); set run.existing to \"resume\" or \"overwrite\", or run.out to another directory",
+        dir.display()
+    )]
+    Occupied {
+        /// Directory.
+        dir: PathBuf,
+        /// What was found.
+        found: &'static str,
+    },
+    /// A line of a metrics file that is not what this crate writes.
+    #[error("{}:{line}: {source}", path.display())]
+    Metrics {
+        /// File.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Cause.
+        source: serde_json::Error,
+    },
+    /// A file that is shorter than a checkpoint says.
+    #[error("{}: {actual_bytes} bytes, but the checkpoint was saved after {expected_bytes}", path.display())]
+    Shortened {
+        /// File.
+        path: PathBuf,
+        /// Bytes at the time of saving.
+        expected_bytes: u64,
+        /// Bytes now.
+        actual_bytes: u64,
+    },
+    /// A plot could not be drawn.
+    #[error("report plot `{plot}`: {why}")]
+    Plot {
+        /// Plot.
+        plot: &'static str,
+        /// Cause.
+        why: String,
+    },
+}
+
+/// Names an I/O error's file.
+pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> OutputError + '_ {
+    move |source| OutputError::Io { path: path.to_owned(), source }
+}
+
+/// A claimed output directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OutputDir {
+    dir: PathBuf,
+}
+
+impl OutputDir {
+    /// Claims a directory; says whether an earlier run is to be gone on with.
+    pub(crate) fn claim(dir: &Path, existing: ExistingOutput) -> Result<(Self, bool), OutputError> {
+        let out = OutputDir { dir: dir.to_owned() };
+        let found = OWNED.into_iter().find(|name| dir.join(name).exists());
+        let is_resumed = match (found, existing) {
+            (Some(found), ExistingOutput::Refuse) => return Err(OutputError::Occupied { dir: dir.to_owned(), found }),
+            (Some(_), ExistingOutput::Resume) => true,
+            (Some(_), ExistingOutput::Overwrite) => {
+                OWNED.into_iter().try_for_each(|name| remove(&dir.join(name)))?;
+                false
+            }
+            (None, _) => false,
+        };
+        fs::create_dir_all(dir).map_err(io(dir))?;
+        Ok((out, is_resumed))
+    }
+
+    pub(crate) fn config(&self) -> PathBuf {
+        self.dir.join(OWNED[0])
+    }
+
+    pub(crate) fn metrics(&self) -> PathBuf {
+        self.dir.join(OWNED[1])
+    }
+
+    pub(crate) fn ledger(&self) -> PathBuf {
+        self.dir.join(OWNED[2])
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.dir.join(OWNED[3])
+    }
+
+    pub(crate) fn policy(&self) -> PathBuf {
+        self.dir.join(OWNED[4])
+    }
+
+    pub(crate) fn report(&self) -> PathBuf {
+        self.dir.join(OWNED[5])
+    }
+
+    /// A place for a trainer's large temporary files.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        self.dir.join("scratch")
+    }
+}
+
+/// Everything a run leaves; the only names that overwriting deletes.
+const OWNED: [&str; 6] = ["run.toml", "metrics.jsonl", "ledger.jsonl", "checkpoints", "policy", "report.html"];
+
+/// Writes a file whole or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {
+    let partial = path.with_extension("partial");
+    let written = File::create(&partial).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&partial, path));
+    if placed.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&partial);
+    }
+    placed.map_err(io(path))
+}
+
+/// Cuts a file back to what it was when a checkpoint was saved.
+pub(crate) fn truncate(path: &Path, bytes: u64) -> Result<(), OutputError> {
+    let file = File::options().write(true).create(true).truncate(false).open(path).map_err(io(path))?;
+    let actual_bytes = file.metadata().map_err(io(path))?.len();
+    if actual_bytes < bytes {
+        return Err(OutputError::Shortened { path: path.to_owned(), expected_bytes: bytes, actual_bytes });
+    }
+    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io(path))
+}
+
+/// Length of a file; 0 when there is none.
+pub(crate) fn length(path: &Path) -> Result<u64, OutputError> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.len()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+        Err(source) => Err(OutputError::Io { path: path.to_owned(), source }),
+    }
+}
+
+/// Deletes a file or directory, if there is one.
+pub(crate) fn remove(path: &Path) -> Result<(), OutputError> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(OutputError::Io { path: path.to_owned(), source: error }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_with_a_run_is_refused_unless_told_otherwise() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("out");
+        assert_eq!(OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap().1, false);
+        fs::write(dir.join("notes.txt"), "mine").unwrap();
+        assert!(OutputDir::claim(&dir, ExistingOutput::Refuse).is_ok(), "files of others do not count");
+        fs::write(dir.join("metrics.jsonl"), "{}").unwrap();
+        let error = OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap_err();
+        assert!(matches!(error, OutputError::Occupied { found: "metrics.jsonl", .. }), "{error}");
+        assert!(OutputDir::claim(&dir, ExistingOutput::Resume).unwrap().1);
+        assert!(!OutputDir::claim(&dir, ExistingOutput::Overwrite).unwrap().1);
+        assert!(!dir.join("metrics.jsonl").exists() && dir.join("notes.txt").exists());
+    }
+
+    #[test]
+    fn a_file_that_lost_bytes_is_an_error() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("metrics.jsonl");
+        fs::write(&path, "0123456789").unwrap();
+        truncate(&path, 4).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "0123");
+        let error = truncate(&path, 5).unwrap_err();
+        assert!(matches!(error, OutputError::Shortened { expected_bytes: 5, actual_bytes: 4, .. }), "{error}");
+    }
+}

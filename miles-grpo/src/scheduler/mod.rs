@@ -1,0 +1,5 @@
+//! Orders of work.
+
+mod synchronous;
+
+pub use synchronous::Synchronous;

@@ -1,0 +1,8 @@
+//! Watching a run: `metrics.jsonl`, a progress display, `report.html`.
+
+mod jsonl;
+mod progress;
+pub mod report;
+
+pub use jsonl::{MetricsFile, read_metrics};
+pub use progress::Progress;
