@@ -89,9 +89,9 @@ impl<'a> Generation<'a> {
                 if id.sample > 0 {
                     self.stats.shared_tokens += self.request.prompts[id.prompt].tokens.len();
                 }
-                if self.schedule.all_started(id.prompt) {
-                    self.prompts[id.prompt].first_logits = None;
-                }
+            }
+            for id in started.into_iter().filter(|id| self.schedule.all_started(id.prompt)) {
+                self.prompts[id.prompt].first_logits = None;
             }
             self.draw(&rows)?;
         }

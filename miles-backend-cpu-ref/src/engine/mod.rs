@@ -65,7 +65,7 @@ impl CpuEngine {
         }
         let context = match options.threads {
             None => context.clone(),
-            Some(threads) => context.with_compute(crate::backend::compute(threads, context.compute().isa())?),
+            Some(threads) => context.with_threads(threads)?,
         };
         Ok(CpuEngine {
             context,
