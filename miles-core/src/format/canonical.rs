@@ -1,11 +1,14 @@
 //! Canonical bytes: what a quantized tensor is hashed as.
 //!
+//! The amax values behind the outer scales are left out: checkpoints store the decode scale alone, and the digest of a
+//! tensor has to be the same on both sides of a file.
+//!
 //! The layout is documented at [`QuantizedTensor::canonical_bytes`](super::QuantizedTensor::canonical_bytes).
 
 use super::{Axis, BlockScales, Operand, QuantizedParts};
 
 /// Length of the header.
-pub(super) const HEADER_BYTES: usize = 64;
+pub(super) const HEADER_BYTES: usize = 56;
 
 /// Passes the canonical bytes of `parts` to `visit`, piece by piece.
 pub(super) fn visit_canonical(parts: &QuantizedParts, mut visit: impl FnMut(&[u8])) {
@@ -16,7 +19,6 @@ pub(super) fn visit_canonical(parts: &QuantizedParts, mut visit: impl FnMut(&[u8
         BlockScales::F32(scales) => visit_f32(scales, &mut visit),
     }
     visit_f32(&parts.outer, &mut visit);
-    visit_f32(&parts.amax, &mut visit);
 }
 
 fn header(parts: &QuantizedParts) -> [u8; HEADER_BYTES] {
@@ -31,7 +33,6 @@ fn header(parts: &QuantizedParts) -> [u8; HEADER_BYTES] {
         parts.codes.len(),
         parts.scales.len(),
         parts.outer.len(),
-        parts.amax.len(),
     ];
     for (slot, count) in header[16..].chunks_exact_mut(8).zip(counts) {
         slot.copy_from_slice(&(count as u64).to_le_bytes());

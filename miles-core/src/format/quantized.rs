@@ -146,7 +146,19 @@ impl QuantizedTensor {
             + size_of_val(parts.amax.as_slice())
     }
 
-    /// The canonical bytes described in the module documentation.
+    /// The bytes that the digest covers: neither padded nor swizzled, so the same on every machine and on both sides of
+    /// a checkpoint. Little endian.
+    ///
+    /// ```text
+    /// offset  size  field
+    ///      0     8  "miles-q1"
+    ///      8     1  operand: 0 activation, 1 weight
+    ///      9     1  axis: 0 row, 1 column
+    ///     10     1  block scales: 0 one byte each, 1 f32
+    ///     11     5  zero
+    ///     16    40  rows, cols, then the numbers of code bytes, block scales and outer scales, u64 each
+    ///     56        codes, block scales, outer scales
+    /// ```
     #[must_use]
     pub fn canonical_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.size_bytes());

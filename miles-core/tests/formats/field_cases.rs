@@ -65,7 +65,7 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
     assert!(value.is_nan());
 }
 
-/// SkyRL and others let the two copies round differently; here one rule makes every copy: halfway values go to the
+/// radixark/miles PR 1054: the serving side did not round scales to nearest. One rule here: halfway values go to the
 /// even code for scales and codes alike.
 #[test]
 fn o2_scales_and_codes_round_ties_to_even() {

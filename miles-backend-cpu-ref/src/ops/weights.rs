@@ -1,0 +1,241 @@
+//! One policy version's tensors in the forms that the operations read.
+//!
+//! | tensor | prepared as |
+//! |---|---|
+//! | norms, biases, the router's selection bias | dense f32 values |
+//! | matrices of linear layers | packed codes, in the precision that the snapshot holds them in |
+//! | embedding table | the snapshot's own BF16 bytes, or decoded; packed as well when it is also the head |
+//!
+//! A format without a kernel of its own is dequantized to F32 and multiplied as such (declared `Emulated`).
+
+use std::sync::Arc;
+
+use miles_core::Result;
+use miles_core::digest::Digest;
+use miles_core::format::{FormatId, QuantizedTensor};
+use miles_core::network::{ParamId, Role};
+use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
+use miles_core::tensor::{DenseTensor, Dtype};
+
+use super::Context;
+use super::error::OperationError;
+use super::rope::RopeTable;
+use crate::kernel::decode::bf16;
+use crate::kernel::pack::PackedWeight;
+
+/// The prepared tensors of one policy version.
+#[derive(Debug)]
+pub struct PolicyWeights {
+    snapshot: Arc<Snapshot>,
+    prepared: Vec<Prepared>,
+    rope: RopeTable,
+}
+
+/// One tensor in the form that its operations read.
+#[derive(Debug)]
+enum Prepared {
+    Vector(Vec<f32>),
+    Matrix(Matrix),
+    Table(Table),
+    TableAndMatrix(Table, Matrix),
+}
+
+/// A packed matrix `[out, in]` and what its activations must be.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    /// The weight, packed for the kernels.
+    pub packed: Arc<PackedWeight>,
+    /// What the matrix multiplies.
+    pub operand: Operand,
+}
+
+/// What a matrix multiplies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// The activation's values.
+    Values,
+    /// Its quantized copy, by the kernel of that format.
+    Codes(FormatId),
+    /// Its quantized copy dequantized again: a format without a kernel.
+    Dequantized(FormatId),
+}
+
+/// Rows of an embedding table `[vocab, hidden]`.
+#[derive(Clone, Debug)]
+pub enum Table {
+    /// The snapshot's own BF16 bytes.
+    Bf16(DenseTensor),
+    /// The decoded values of any other table.
+    Decoded(Arc<[f32]>),
+}
+
+impl PolicyWeights {
+    /// Prepares every tensor of a snapshot. Matrices that are packed already (for another part of this process) are
+    /// shared with it.
+    ///
+    /// # Errors
+    /// If a tensor's format cannot be decoded.
+    pub fn new(snapshot: &Arc<Snapshot>, context: &Context) -> Result<Self> {
+        let network = snapshot.network();
+        let tied = network.head.weight == network.embedding;
+        let mut prepared = Vec::with_capacity(network.parameters.len());
+        for id in network.ids() {
+            let parameter = network.parameter(id);
+            let (tensor, digest) = (snapshot.tensor(id), snapshot.tensor_digest(id));
+            prepared.push(match parameter.role {
+                Role::Norm | Role::Bias | Role::RouterBias => Prepared::Vector(values(tensor, context)?),
+                Role::Embedding if tied => {
+                    Prepared::TableAndMatrix(table(tensor, context)?, matrix(tensor, digest, context)?)
+                }
+                Role::Embedding => Prepared::Table(table(tensor, context)?),
+                _ => Prepared::Matrix(matrix(tensor, digest, context)?),
+            });
+        }
+        let rope = RopeTable::new(&network.config.rope);
+        Ok(PolicyWeights { snapshot: Arc::clone(snapshot), prepared, rope })
+    }
+
+    /// Version and digest.
+    #[must_use]
+    pub fn stamp(&self) -> PolicyStamp {
+        self.snapshot.stamp()
+    }
+
+    /// What was prepared.
+    #[must_use]
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// A norm weight or bias.
+    ///
+    /// # Errors
+    /// If the tensor is a matrix.
+    pub fn vector(&self, id: ParamId) -> Result<&[f32], OperationError> {
+        match &self.prepared[id.index()] {
+            Prepared::Vector(values) => Ok(values),
+            _ => Err(self.role_error(id, "vector")),
+        }
+    }
+
+    /// The weight of a linear layer.
+    ///
+    /// # Errors
+    /// If the tensor is a vector or an embedding table that is not the head.
+    pub fn matrix(&self, id: ParamId) -> Result<&Matrix, OperationError> {
+        match &self.prepared[id.index()] {
+            Prepared::Matrix(matrix) | Prepared::TableAndMatrix(_, matrix) => Ok(matrix),
+            _ => Err(self.role_error(id, "weight of a linear layer")),
+        }
+    }
+
+    /// The embedding table.
+    ///
+    /// # Errors
+    /// If the tensor is another one.
+    pub fn table(&self, id: ParamId) -> Result<&Table, OperationError> {
+        match &self.prepared[id.index()] {
+            Prepared::Table(table) | Prepared::TableAndMatrix(table, _) => Ok(table),
+            _ => Err(self.role_error(id, "embedding table")),
+        }
+    }
+
+    /// Rotary angles of the model.
+    #[must_use]
+    pub fn rope(&self) -> &RopeTable {
+        &self.rope
+    }
+
+    fn role_error(&self, id: ParamId, used_as: &'static str) -> OperationError {
+        OperationError::Role { tensor: self.snapshot.network().parameter(id).name.clone(), used_as }
+    }
+}
+
+impl Table {
+    /// Writes row `row` of the table into `into`, whose length is the table's width.
+    pub(crate) fn read_row(&self, row: usize, into: &mut [f32]) {
+        let cols = into.len();
+        match self {
+            Table::Decoded(values) => into.copy_from_slice(&values[row * cols..][..cols]),
+            Table::Bf16(tensor) => {
+                let bytes = &tensor.bytes()[row * cols * 2..][..cols * 2];
+                for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = bf16(u16::from_le_bytes(*bytes));
+                }
+            }
+        }
+    }
+}
+
+/// The values of any tensor as f32.
+fn values(tensor: &PolicyTensor, context: &Context) -> Result<Vec<f32>> {
+    match tensor {
+        PolicyTensor::Dense(dense) => Ok(dense.to_f32()),
+        PolicyTensor::Quantized(quantized) => context.quantizer().dequantize(quantized),
+    }
+}
+
+fn table(tensor: &PolicyTensor, context: &Context) -> Result<Table> {
+    match tensor {
+        PolicyTensor::Dense(dense) if dense.dtype() == Dtype::Bf16 => Ok(Table::Bf16(dense.clone())),
+        other => Ok(Table::Decoded(values(other, context)?.into())),
+    }
+}
+
+fn matrix(tensor: &PolicyTensor, digest: Digest, context: &Context) -> Result<Matrix> {
+    let operand = match tensor {
+        PolicyTensor::Dense(_) => Operand::Values,
+        PolicyTensor::Quantized(quantized) => operand_of(quantized.format()),
+    };
+    let packed = context.packed(digest, || match tensor {
+        PolicyTensor::Dense(dense) => Ok(pack_dense(dense, context)),
+        PolicyTensor::Quantized(quantized) => pack_quantized(quantized, context),
+    })?;
+    Ok(Matrix { packed, operand })
+}
+
+/// How a linear layer with a weight of this format reads its activation.
+fn operand_of(format: &FormatId) -> Operand {
+    if has_kernel(format) { Operand::Codes(format.clone()) } else { Operand::Dequantized(format.clone()) }
+}
+
+/// Whether the kernels multiply codes of this format as they are.
+#[must_use]
+pub fn has_kernel(format: &FormatId) -> bool {
+    [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()].contains(format)
+}
+
+fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {
+    let (rows, cols) = match dense.shape() {
+        [rows, cols] => (*rows, *cols),
+        other => (1, other.iter().product()),
+    };
+    match dense.dtype() {
+        Dtype::Bf16 => {
+            let bits: Vec<u16> = dense.bytes().as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+            PackedWeight::from_bf16(context.compute(), &bits, rows, cols)
+        }
+        Dtype::F16 | Dtype::F32 => PackedWeight::from_f32(context.compute(), &dense.to_f32(), rows, cols),
+    }
+}
+
+fn pack_quantized(tensor: &QuantizedTensor, context: &Context) -> Result<PackedWeight> {
+    let (rows, cols, compute) = (tensor.rows(), tensor.cols(), context.compute());
+    let format = tensor.format();
+    let (bytes, floats) = (tensor.scales().as_u8(), tensor.scales().as_f32());
+    Ok(match (bytes, floats, tensor.outer()) {
+        (Some(scales), _, []) if *format == FormatId::mxfp8() => {
+            PackedWeight::from_mxfp8(compute, tensor.codes(), scales, rows, cols)
+        }
+        (Some(scales), _, [outer]) if *format == FormatId::nvfp4() => {
+            PackedWeight::from_nvfp4(compute, tensor.codes(), scales, *outer, rows, cols)
+        }
+        (_, Some(scales), []) if has_kernel(format) => {
+            PackedWeight::from_fp8_block(compute, tensor.codes(), scales, FP8_TILE_ROWS, rows, cols)
+        }
+        _ => PackedWeight::from_f32(compute, &context.quantizer().dequantize(tensor)?, rows, cols),
+    })
+}
+
+/// Rows of a weight that share one block-FP8 scale.
+pub(crate) const FP8_TILE_ROWS: usize = 128;
