@@ -168,7 +168,9 @@ pub(crate) fn length(path: &Path) -> Result<u64, OutputError> {
 pub(crate) fn remove(path: &Path) -> Result<(), OutputError> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(OutputError::Io { path: path.to_owned(), source: error }),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(OutputError::Io { path: path.to_owned(), source: error })
+        }
         _ => Ok(()),
     }
 }
