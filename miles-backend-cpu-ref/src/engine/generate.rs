@@ -187,7 +187,11 @@ impl<'a> Generation<'a> {
 ///
 /// # Errors
 /// A prompt without tokens, with an id outside the vocabulary, or that leaves no room for the longest completion.
-pub(super) fn check_prompts(request: &GenerateRequest, network: &Network, context_tokens: usize) -> Result<(), RolloutError> {
+pub(super) fn check_prompts(
+    request: &GenerateRequest,
+    network: &Network,
+    context_tokens: usize,
+) -> Result<(), RolloutError> {
     let (vocab_size, max_new_tokens) = (network.config.vocab_size, request.sampling.max_new_tokens);
     for prompt in &request.prompts {
         let (key, prompt_tokens) = (prompt.key, prompt.tokens.len());
