@@ -183,7 +183,7 @@ mod tests {
     fn a_directory_with_a_run_is_refused_unless_told_otherwise() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("out");
-        assert_eq!(OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap().1, false);
+        assert!(!OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap().1);
         fs::write(dir.join("notes.txt"), "mine").unwrap();
         assert!(OutputDir::claim(&dir, ExistingOutput::Refuse).is_ok(), "files of others do not count");
         fs::write(dir.join("metrics.jsonl"), "{}").unwrap();

@@ -185,6 +185,17 @@ fn every_fault_of_checking_is_reported_at_once() {
 }
 
 #[test]
+fn faults_of_reading_and_of_checking_are_reported_together() {
+    with_model(|_, text| {
+        let text = format!("{text}rollout.group_size = 1\nrollout.temprature = 2.0\n");
+        let errors = Plan::read(RunConfig::default(), &text, &owned(&["run.steps=0", "train.eps=tiny"])).unwrap_err();
+        assert_eq!(keys(&errors), ["rollout.temprature", "train.eps", "run.steps", "rollout.group_size"]);
+        let errors = Plan::read(RunConfig::default(), "data.train = 3\n", &[]).unwrap_err();
+        assert_eq!(keys(&errors), ["data.train", "model.dir"], "an unreadable key is not also missing");
+    });
+}
+
+#[test]
 fn contradictions_name_both_sides() {
     with_model(|_, text| {
         for (overrides, key, with) in [

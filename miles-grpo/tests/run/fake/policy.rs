@@ -67,16 +67,16 @@ impl FakePolicy {
         for (other, logprob) in logprobs.iter().enumerate() {
             let d_logit = scale * (f32::from(u8::from(other as u32 == id)) - logprob.exp()) / temperature;
             let first = other * self.hidden;
-            for column in 0..self.hidden {
+            for (column, d_value) in d_state.iter_mut().enumerate() {
                 into.head[first + column] += d_logit * state[column];
-                d_state[column] += d_logit * self.head[first + column];
+                *d_value += d_logit * self.head[first + column];
             }
         }
         let mut weight = 1.0;
         for &token in tokens.iter().rev() {
             let first = token as usize * self.hidden;
-            for column in 0..self.hidden {
-                into.embedding[first + column] += weight * d_state[column];
+            for (column, d_value) in d_state.iter().enumerate() {
+                into.embedding[first + column] += weight * d_value;
             }
             weight *= DECAY;
         }
