@@ -1,5 +1,9 @@
 //! What the examples share: reading and writing safetensors files, and ending with one line of error.
 
+#![forbid(unsafe_code)]
+
+pub mod training;
+
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;

@@ -22,6 +22,7 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed"))]
 
 pub mod advantage;
 mod builder;

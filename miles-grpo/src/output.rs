@@ -168,7 +168,9 @@ pub(crate) fn length(path: &Path) -> Result<u64, OutputError> {
 pub(crate) fn remove(path: &Path) -> Result<(), OutputError> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(OutputError::Io { path: path.to_owned(), source: error }),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(OutputError::Io { path: path.to_owned(), source: error })
+        }
         _ => Ok(()),
     }
 }
@@ -181,7 +183,7 @@ mod tests {
     fn a_directory_with_a_run_is_refused_unless_told_otherwise() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("out");
-        assert_eq!(OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap().1, false);
+        assert!(!OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap().1);
         fs::write(dir.join("notes.txt"), "mine").unwrap();
         assert!(OutputDir::claim(&dir, ExistingOutput::Refuse).is_ok(), "files of others do not count");
         fs::write(dir.join("metrics.jsonl"), "{}").unwrap();

@@ -118,8 +118,7 @@ impl Run {
         let sampled = rollout::sample(parts.engine.as_ref(), request, live).await?;
         clock.lap(Stage::Rollout);
 
-        let judge =
-            Judge { reward: parts.reward.as_ref(), tokenizer: &data.tokenizer, on_error: plan.on_reward_error };
+        let judge = Judge { reward: parts.reward.as_ref(), tokenizer: &data.tokenizer, on_error: plan.on_reward_error };
         let rewarded = reward::judge(judge, &data.train, sampled).await?;
         clock.lap(Stage::Reward);
 

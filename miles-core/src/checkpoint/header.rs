@@ -227,6 +227,7 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -44,6 +44,7 @@ use crate::precision::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat}
 use crate::tensor::{DenseTensor, Dtype};
 use bind::Binding;
 use error::CheckpointError as Error;
+use packed::Slab;
 use reader::{StoredTensors, TensorRef};
 
 /// An open checkpoint directory: its model, and a source of bytes for every parameter.
@@ -134,9 +135,12 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`] when reading fails or a value is not finite.
     pub fn read_f32(&self, id: ParamId, into: &mut Vec<f32>) -> Result<(), CheckpointError> {
-        match self.read_stored(id)? {
-            PolicyTensor::Dense(tensor) => tensor.read_f32(into),
-            PolicyTensor::Quantized(tensor) => *into = self.dequantize(id, &tensor)?,
+        match &self.bindings[id.index()] {
+            Binding::Dense { tensor, dtype, slab } => self.read_dense(id, *tensor, *dtype, *slab)?.read_f32(into),
+            Binding::Quantized { layout, codes, scales, outer } => {
+                let tensor = self.read_quantized(id, *layout, *codes, *scales, *outer)?;
+                *into = self.dequantize(id, *layout, *codes, &tensor)?;
+            }
         }
         Ok(())
     }
@@ -147,7 +151,9 @@ impl Checkpoint {
     /// [`CheckpointError`] when reading fails or a value is not finite.
     pub fn read_stored(&self, id: ParamId) -> Result<PolicyTensor, CheckpointError> {
         match &self.bindings[id.index()] {
-            Binding::Dense { .. } => self.read_dense(id).map(PolicyTensor::Dense),
+            Binding::Dense { tensor, dtype, slab } => {
+                self.read_dense(id, *tensor, *dtype, *slab).map(PolicyTensor::Dense)
+            }
             Binding::Quantized { layout, codes, scales, outer } => {
                 self.read_quantized(id, *layout, *codes, *scales, *outer).map(PolicyTensor::Quantized)
             }
@@ -163,26 +169,33 @@ impl Checkpoint {
         Ok(Snapshot::new(version, Arc::clone(&self.network), Arc::new(self.stored_map()), tensors)?)
     }
 
-    fn read_dense(&self, id: ParamId) -> Result<DenseTensor, Error> {
-        let Binding::Dense { tensor, dtype, slab } = &self.bindings[id.index()] else {
-            return Err(self.missing(id));
-        };
+    fn read_dense(
+        &self,
+        id: ParamId,
+        tensor: TensorRef,
+        dtype: Dtype,
+        slab: Option<Slab>,
+    ) -> Result<DenseTensor, Error> {
         let parameter = self.network.parameter(id);
         let (rows, cols) = parameter.rows_cols();
         let bytes = match slab {
-            None => self.stored.read_all(*tensor)?,
+            None => self.stored.read_all(tensor)?,
             Some(slab) => {
                 let (offset, length) = slab.range([rows, cols], dtype.element_bytes());
                 let mut bytes = vec![0; length];
-                self.stored.read(*tensor, offset, &mut bytes)?;
+                self.stored.read(tensor, offset, &mut bytes)?;
                 slab.matrix(bytes, [rows, cols], dtype.element_bytes())
             }
         };
-        if let Some((index, value)) = first_non_finite(*dtype, &bytes) {
-            return Err(self.non_finite(id, *tensor, index, value));
+        if let Some((index, value)) = first_non_finite(dtype, &bytes) {
+            return Err(self.non_finite(id, tensor, index, value));
         }
-        // The length was checked against the shape when the tensor was bound.
-        DenseTensor::new(*dtype, parameter.shape.clone(), bytes).map_err(|_| self.missing(id))
+        let actual = bytes.len() / dtype.element_bytes();
+        DenseTensor::new(dtype, parameter.shape.clone(), bytes).map_err(|_| Error::WrongLength {
+            tensor: parameter.name.clone(),
+            expected: parameter.elements(),
+            actual,
+        })
     }
 
     fn read_quantized(
@@ -207,16 +220,19 @@ impl Checkpoint {
             .map_err(|source| Error::Format { path: self.stored.path(scales).to_owned(), source: Box::new(source) })
     }
 
-    fn dequantize(&self, id: ParamId, tensor: &QuantizedTensor) -> Result<Vec<f32>, Error> {
-        let Binding::Quantized { layout, codes, .. } = &self.bindings[id.index()] else {
-            return Err(self.missing(id));
-        };
+    fn dequantize(
+        &self,
+        id: ParamId,
+        layout: StoredLayout,
+        codes: TensorRef,
+        tensor: &QuantizedTensor,
+    ) -> Result<Vec<f32>, Error> {
         let format_error =
-            |source| Error::Format { path: self.stored.path(*codes).to_owned(), source: Box::new(source) };
-        let values = layout::rule(*layout).and_then(|rule| rule.dequantize(tensor)).map_err(format_error)?;
+            |source| Error::Format { path: self.stored.path(codes).to_owned(), source: Box::new(source) };
+        let values = layout::rule(layout).and_then(|rule| rule.dequantize(tensor)).map_err(format_error)?;
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(index) => Err(self.non_finite(id, *codes, index, values[index])),
+            Some(index) => Err(self.non_finite(id, codes, index, values[index])),
         }
     }
 
@@ -230,11 +246,6 @@ impl Checkpoint {
             column: index % cols,
             value,
         }
-    }
-
-    fn missing(&self, id: ParamId) -> Error {
-        let tensors = vec![self.network.parameter(id).name.clone()];
-        Error::MissingTensors { dir: self.dir.clone(), tensors }
     }
 }
 

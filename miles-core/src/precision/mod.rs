@@ -23,4 +23,5 @@ pub use rule::{Layers, Rule};
 pub use table::{PrecisionTable, TableRow};
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;

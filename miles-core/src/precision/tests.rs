@@ -107,8 +107,8 @@ fn the_last_15_percent_of_layers_rounded_up_stay_bf16() {
         let model = dense(layers, 64);
         let map = resolve(&model, Recipe::Mxfp8, &[]).unwrap();
         let is_bf16 = |layer: usize| {
-            let ids = model.ids().filter(|id| model.parameter(*id).layer == Some(layer));
-            ids.map(|id| map.entry(id).format == BF16).all(|dense| dense)
+            let mut ids = model.ids().filter(|id| model.parameter(*id).layer == Some(layer));
+            ids.all(|id| map.entry(id).format == BF16)
         };
         let high: Vec<usize> = (0..layers).filter(|layer| is_bf16(*layer)).collect();
         assert_eq!(high, (layers - tail..layers).collect::<Vec<_>>(), "{layers} layers");

@@ -43,7 +43,9 @@ impl Advantage for GroupNormalized {
 register_advantage!("group-normalized", |table| {
     let made: GroupNormalized = options::read("advantage", "group-normalized", table)?;
     if !(made.eps >= 0.0 && made.eps.is_finite()) {
-        return Err(options::bad("advantage", "group-normalized", format!("eps = {} is not at least 0", made.eps)).into());
+        return Err(
+            options::bad("advantage", "group-normalized", format!("eps = {} is not at least 0", made.eps)).into()
+        );
     }
     Ok(Box::new(made))
 });

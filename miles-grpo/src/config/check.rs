@@ -144,7 +144,12 @@ fn train(config: &RunConfig, issues: &mut Issues) {
 fn evaluation(config: &RunConfig, issues: &mut Issues) {
     let eval = &config.eval;
     issues.range("eval.samples", eval.samples, eval.samples > 0, "at least 1");
-    issues.range("eval.temperature", eval.temperature, eval.temperature >= 0.0 && eval.temperature.is_finite(), "at least 0");
+    issues.range(
+        "eval.temperature",
+        eval.temperature,
+        eval.temperature >= 0.0 && eval.temperature.is_finite(),
+        "at least 0",
+    );
     if eval.temperature == 0.0 && eval.samples > 1 {
         let with = format!("eval.samples = {}", eval.samples);
         let why = "without randomness every sample of a prompt is the same";
@@ -198,15 +203,10 @@ fn date(config: &RunConfig, issues: &mut Issues) -> Option<Date> {
 fn plugins(config: &RunConfig, issues: &mut Issues) {
     let mut tried = |section: &str, name: &str, options: &Map<String, Value>, made: miles_core::Result<()>| {
         if let Err(error) = made {
-            let is_unknown =
-                matches!(&error, miles_core::Error::Registry(registry::RegistryError::Unknown { .. }));
+            let is_unknown = matches!(&error, miles_core::Error::Registry(registry::RegistryError::Unknown { .. }));
             match is_unknown || options.is_empty() {
                 true => issues.add(&format!("{section}.name"), name, Why::Plugin(error)),
-                false => issues.add(
-                    &format!("{section}.options"),
-                    Value::Object(options.clone()),
-                    Why::Plugin(error),
-                ),
+                false => issues.add(&format!("{section}.options"), Value::Object(options.clone()), Why::Plugin(error)),
             }
         }
     };

@@ -6,7 +6,7 @@ use miles_core::plugin::{ActivationDtype, AdamW, Sampling};
 use miles_core::precision::{Recipe, Rule};
 use serde_json::Value;
 
-use super::{ConfigErrors, ConfigFingerprint, ExistingOutput, RunConfig, check};
+use super::{ConfigErrors, ConfigFingerprint, ConfigIssue, ExistingOutput, RunConfig, check};
 use crate::data::{Date, Fields};
 use crate::export::ExportPlan;
 use crate::learning_rate::LearningRate;
@@ -55,6 +55,25 @@ impl Plan {
     /// Everything that is wrong, at once.
     pub fn new(config: &RunConfig) -> Result<Self, ConfigErrors> {
         check::plan(config)
+    }
+
+    /// Reads a TOML text and `key=value` overrides over `defaults` and checks the result: the faults of reading and
+    /// of checking in one go.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once. A key that could not be read is not complained about twice.
+    pub fn read(defaults: RunConfig, text: &str, overrides: &[String]) -> Result<Self, ConfigErrors> {
+        let (config, mut issues) = defaults.over(text, overrides);
+        match check::plan(&config) {
+            Ok(plan) if issues.is_empty() => return Ok(plan),
+            Ok(_) => {}
+            Err(errors) => {
+                let is_new = |issue: &ConfigIssue| issues.iter().all(|earlier| earlier.key != issue.key);
+                let more: Vec<ConfigIssue> = errors.issues.into_iter().filter(is_new).collect();
+                issues.extend(more);
+            }
+        }
+        Err(ConfigErrors { issues })
     }
 }
 

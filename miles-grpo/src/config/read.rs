@@ -27,7 +27,7 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn parse(text: &str, overrides: &[String]) -> Result<Self, ConfigErrors> {
-        Self::default().with_text(text)?.with_overrides(overrides)
+        strict(Self::default().over(text, overrides))
     }
 
     /// This config with the keys of a TOML text over it.
@@ -35,12 +35,7 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn with_text(self, text: &str) -> Result<Self, ConfigErrors> {
-        let mut builder = Builder::new(self);
-        match toml::from_str::<toml::Table>(text) {
-            Ok(table) => builder.table("", &table),
-            Err(error) => builder.refuse("(file)", String::new(), error.into()),
-        }
-        builder.finish()
+        strict(self.over(text, &[]))
     }
 
     /// This config with `key=value` overrides over it. A value is read as TOML where the key takes that, else as
@@ -49,14 +44,23 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn with_overrides(self, overrides: &[String]) -> Result<Self, ConfigErrors> {
+        strict(self.over("", overrides))
+    }
+
+    /// This config with everything over it that can be taken, and what cannot.
+    pub(super) fn over(self, text: &str, overrides: &[String]) -> (Self, Vec<ConfigIssue>) {
         let mut builder = Builder::new(self);
+        match toml::from_str::<toml::Table>(text) {
+            Ok(table) => builder.table("", &table),
+            Err(error) => builder.refuse("(file)", String::new(), error.into()),
+        }
         for text in overrides {
             match text.split_once('=') {
                 Some((key, value)) => builder.set_text(key.trim(), value.trim()),
                 None => builder.refuse(text, String::new(), Why::NotAnOverride),
             }
         }
-        builder.finish()
+        (builder.config, builder.issues)
     }
 
     /// Every key with its default as JSON, in file order; free-form option tables are one key.
@@ -82,7 +86,7 @@ impl RunConfig {
 }
 
 struct Builder {
-    config: Value,
+    config: RunConfig,
     known: Vec<String>,
     issues: Vec<ConfigIssue>,
 }
@@ -90,16 +94,7 @@ struct Builder {
 impl Builder {
     fn new(config: RunConfig) -> Self {
         let known = RunConfig::keys().into_iter().map(|(key, _)| key).collect();
-        Builder { config: to_json(&config), known, issues: Vec::new() }
-    }
-
-    fn finish(self) -> Result<RunConfig, ConfigErrors> {
-        if !self.issues.is_empty() {
-            return Err(ConfigErrors { issues: self.issues });
-        }
-        // Every key was accepted by the struct when it was set.
-        serde_json::from_value(self.config)
-            .map_err(|error| ConfigErrors { issues: vec![issue("(config)", String::new(), Why::WrongType(error))] })
+        Builder { config, known, issues: Vec::new() }
     }
 
     fn table(&mut self, prefix: &str, table: &toml::Table) {
@@ -146,7 +141,7 @@ impl Builder {
         if !self.known.iter().any(known) {
             return Err(Why::UnknownKey { nearest: self.nearest(key) });
         }
-        let mut changed = self.config.clone();
+        let mut changed = to_json(&self.config);
         let mut slot = &mut changed;
         for part in key.split('.') {
             if !slot.is_object() {
@@ -155,8 +150,7 @@ impl Builder {
             slot = &mut slot[part];
         }
         *slot = value;
-        serde_json::from_value::<RunConfig>(changed.clone()).map_err(Why::WrongType)?;
-        self.config = changed;
+        self.config = serde_json::from_value(changed).map_err(Why::WrongType)?;
         Ok(())
     }
 
@@ -170,6 +164,10 @@ impl Builder {
     fn refuse(&mut self, key: &str, value: String, why: Why) {
         self.issues.push(issue(key, value, why));
     }
+}
+
+fn strict((config, issues): (RunConfig, Vec<ConfigIssue>)) -> Result<RunConfig, ConfigErrors> {
+    if issues.is_empty() { Ok(config) } else { Err(ConfigErrors { issues }) }
 }
 
 fn issue(key: &str, value: String, why: Why) -> ConfigIssue {

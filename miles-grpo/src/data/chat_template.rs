@@ -43,7 +43,8 @@ impl Date {
     /// Reads `YYYY-MM-DD`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let digits = |range: std::ops::Range<usize>| text.get(range).filter(|part| part.bytes().all(|b| b.is_ascii_digit()));
+        let digits =
+            |range: std::ops::Range<usize>| text.get(range).filter(|part| part.bytes().all(|b| b.is_ascii_digit()));
         let is_dashed = text.len() == 10 && text.get(4..5) == Some("-") && text.get(7..8) == Some("-");
         let date = Date {
             year: digits(0..4)?.parse().ok()?,
@@ -168,6 +169,16 @@ fn token_text(value: &Value) -> Option<String> {
 const NAME: &str = "chat_template";
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];

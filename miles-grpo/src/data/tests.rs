@@ -3,37 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::{ChatTemplate, DataError, Date, Fields, Message, PromptReader, PromptSet, TextTokenizer};
 
 /// Ids: 0 = `</s>` (special), 1..=10 the digits, 11 = `+`, 12 = `=`, 13 = `a`, 14 = `b`, 15 = `ab` (merged), 16 = `<s>`.
-fn tokenizer_json() -> Value {
-    let mut vocab = Map::new();
-    for (id, token) in
-        ["</s>", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "+", "=", "a", "b", "ab", "<s>"].iter().enumerate()
-    {
-        vocab.insert((*token).to_owned(), id.into());
-    }
-    let special = |id: u32, content: &str| {
-        json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true })
-    };
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
-        "added_tokens": [special(0, "</s>"), special(16, "<s>")],
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
-            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
-            "special_tokens": { "<s>": { "id": "<s>", "ids": [16], "tokens": ["<s>"] } }
-        },
-        "decoder": { "type": "Fuse" },
-        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab,
-                   "merges": [["a", "b"]] }
-    })
-}
+const TOKENIZER: &str = include_str!("../../tests/data/tokenizer.json");
 
 struct Directory {
     dir: tempfile::TempDir,
@@ -43,7 +18,7 @@ struct Directory {
 impl Directory {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("tokenizer.json"), tokenizer_json().to_string()).unwrap();
+        fs::write(dir.path().join("tokenizer.json"), TOKENIZER).unwrap();
         let tokenizer = TextTokenizer::read(dir.path()).unwrap();
         Directory { dir, tokenizer }
     }
@@ -176,7 +151,8 @@ fn templates_are_found_in_either_file_and_their_absence_is_an_error() {
     assert!(matches!(read(), Err(DataError::NoChatTemplate { .. })));
     directory.file("tokenizer_config.json", &json!({ "chat_template": "config" }).to_string());
     assert_eq!(read().unwrap().render(&user("1")).unwrap(), "config");
-    let named = json!({ "chat_template": [{ "name": "tools", "template": "t" }, { "name": "default", "template": "d" }] });
+    let named =
+        json!({ "chat_template": [{ "name": "tools", "template": "t" }, { "name": "default", "template": "d" }] });
     directory.file("tokenizer_config.json", &named.to_string());
     assert_eq!(read().unwrap().render(&user("1")).unwrap(), "d");
     directory.file("chat_template.jinja", "file");

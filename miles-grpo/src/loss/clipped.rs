@@ -56,7 +56,8 @@ impl Loss for Clipped {
             let ratio = libm::exp(f64::from(logprob) - f64::from(input.rollout_logprobs[token]));
             let bounded = ratio.clamp(1.0 - self.eps_low, 1.0 + self.eps_high);
             let clipped = bounded * advantage < ratio * advantage;
-            let (surrogate, slope) = if clipped { (bounded * advantage, 0.0) } else { (ratio * advantage, ratio * advantage) };
+            let (surrogate, slope) =
+                if clipped { (bounded * advantage, 0.0) } else { (ratio * advantage, ratio * advantage) };
             let (mut loss, mut derivative) = (-surrogate, -slope);
             if self.kl_coefficient != 0.0 {
                 let reference = input.reference_logprobs.map_or(f32::NAN, |logprobs| logprobs[token]);
@@ -76,7 +77,12 @@ register_loss!("clipped", |table| {
     let ranges = [
         ("eps_low", made.eps_low, made.eps_low > 0.0 && made.eps_low < 1.0, "above 0 and below 1"),
         ("eps_high", made.eps_high, made.eps_high > 0.0 && made.eps_high.is_finite(), "above 0"),
-        ("kl_coefficient", made.kl_coefficient, made.kl_coefficient >= 0.0 && made.kl_coefficient.is_finite(), "at least 0"),
+        (
+            "kl_coefficient",
+            made.kl_coefficient,
+            made.kl_coefficient >= 0.0 && made.kl_coefficient.is_finite(),
+            "at least 0",
+        ),
     ];
     match ranges.into_iter().find(|(_, _, fits, _)| !fits) {
         Some((key, value, _, range)) => {

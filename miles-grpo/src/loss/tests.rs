@@ -68,8 +68,7 @@ fn clipping_takes_gradient_only_on_the_side_that_moved_far_enough() {
     let (logprobs, rollout) = ([-1.0, -1.5], [-1.5, -1.0]);
     for (advantage, clipped_token) in [(1.0, 0), (-1.0, 1)] {
         let mut gradient = [0.0; 2];
-        let input =
-            LossInput { logprobs: &logprobs, rollout_logprobs: &rollout, reference_logprobs: None, advantage };
+        let input = LossInput { logprobs: &logprobs, rollout_logprobs: &rollout, reference_logprobs: None, advantage };
         let terms = loss.evaluate(&input, &totals, &mut gradient);
         assert_eq!(terms.clipped_tokens, 1);
         assert_eq!(gradient[clipped_token], 0.0);
@@ -81,8 +80,7 @@ fn clipping_takes_gradient_only_on_the_side_that_moved_far_enough() {
 fn equal_logprobs_give_minus_the_advantage_and_nothing_clipped() {
     let totals = BatchTotals { samples: 1, tokens: 5 };
     let mut gradient = [0.0; 5];
-    let input =
-        LossInput { logprobs: &ROLLOUT, rollout_logprobs: &ROLLOUT, reference_logprobs: None, advantage: 2.0 };
+    let input = LossInput { logprobs: &ROLLOUT, rollout_logprobs: &ROLLOUT, reference_logprobs: None, advantage: 2.0 };
     let terms = Clipped::default().evaluate(&input, &totals, &mut gradient);
     assert!((terms.loss + 2.0).abs() < 1e-12 && terms.clipped_tokens == 0, "{terms:?}");
     assert_eq!(gradient, [-0.4; 5]);
@@ -126,8 +124,7 @@ fn o16_loss_share_is_independent_of_the_cut() {
 #[test]
 fn a_penalty_without_reference_is_never_silently_zero() {
     let loss = Clipped { kl_coefficient: 0.1, ..Clipped::default() };
-    let input =
-        LossInput { logprobs: &LOGPROBS, rollout_logprobs: &ROLLOUT, reference_logprobs: None, advantage: 1.0 };
+    let input = LossInput { logprobs: &LOGPROBS, rollout_logprobs: &ROLLOUT, reference_logprobs: None, advantage: 1.0 };
     let mut gradient = [0.0; 5];
     let terms = loss.evaluate(&input, &BatchTotals { samples: 1, tokens: 5 }, &mut gradient);
     assert!(terms.loss.is_nan() && gradient.iter().all(|g| g.is_nan()));

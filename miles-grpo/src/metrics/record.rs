@@ -109,8 +109,11 @@ struct Recorder {
 
 impl Recorder {
     fn number(&mut self, key: &str, value: f64) -> Result<(), StageError> {
-        let number = Number::from_f64(value)
-            .ok_or_else(|| StageError::NonFiniteMetric { step: self.step, key: key.to_owned(), value })?;
+        let number = Number::from_f64(value).ok_or_else(|| StageError::NonFiniteMetric {
+            step: self.step,
+            key: key.to_owned(),
+            value,
+        })?;
         self.values.insert(key.to_owned(), number.into());
         Ok(())
     }

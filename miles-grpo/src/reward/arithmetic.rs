@@ -77,8 +77,7 @@ mod tests {
 
     fn score(completion: &str, answer: Option<&str>) -> Result<f32, RewardError> {
         let row = serde_json::Map::new();
-        let input =
-            RewardInput { prompt: "", completion, completion_tokens: &[], answer, finished: true, row: &row };
+        let input = RewardInput { prompt: "", completion, completion_tokens: &[], answer, finished: true, row: &row };
         block_on(Arithmetic.score(&input))
     }
 

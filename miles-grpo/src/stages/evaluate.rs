@@ -33,7 +33,8 @@ pub async fn evaluate(
     };
     let sampled = rollout::sample(engine, request, live).await?;
     let rewarded = reward::judge(judge, prompts, sampled).await?;
-    let (sum, count) = rewarded.rewards().fold((0.0, 0usize), |(sum, count), reward| (sum + f64::from(reward), count + 1));
+    let (sum, count) =
+        rewarded.rewards().fold((0.0, 0usize), |(sum, count), reward| (sum + f64::from(reward), count + 1));
     Ok((count > 0).then(|| sum / count as f64))
 }
 

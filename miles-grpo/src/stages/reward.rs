@@ -123,7 +123,11 @@ pub async fn judge(judge: Judge<'_>, prompts: &PromptSet, sampled: Sampled) -> R
     Ok(Rewarded { sampled, outcomes, errors })
 }
 
-fn score<'a>(judge: Judge<'a>, prompt: &'a Prompt, completion: &'a Completion) -> BoxFuture<'a, Result<f32, RewardError>> {
+fn score<'a>(
+    judge: Judge<'a>,
+    prompt: &'a Prompt,
+    completion: &'a Completion,
+) -> BoxFuture<'a, Result<f32, RewardError>> {
     Box::pin(async move {
         let is_finished = completion.finish == FinishReason::Eos;
         let spoken = &completion.tokens[..completion.tokens.len() - usize::from(is_finished)];

@@ -127,7 +127,10 @@ fn fault(group: &CompletionGroup, prompt: &PromptRequest, stamp: PolicyStamp) ->
         } else {
             let foreign = completion.versions.iter().position(|&version| version != stamp.version)?;
             let version = completion.versions[foreign];
-            Some(format!("completion {sample}: token {foreign} was drawn from version {version}, not {}", stamp.version))
+            Some(format!(
+                "completion {sample}: token {foreign} was drawn from version {version}, not {}",
+                stamp.version
+            ))
         }
     })
 }

@@ -159,4 +159,5 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;

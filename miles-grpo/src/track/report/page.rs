@@ -67,7 +67,12 @@ fn charts(report: &Report<'_>) -> Vec<Chart> {
     let deviation = of("rollout/reward_std", "deviation");
     let shifted = |sign: f64| Series {
         name: String::new(),
-        points: reward.points.iter().zip(&deviation.points).map(|(&(x, mean), &(_, std))| (x, mean + sign * std)).collect(),
+        points: reward
+            .points
+            .iter()
+            .zip(&deviation.points)
+            .map(|(&(x, mean), &(_, std))| (x, mean + sign * std))
+            .collect(),
     };
     let band = Some((shifted(-1.0), shifted(1.0)));
     let before = records.first().and_then(|record| Some((record.step as f64, record.number("eval/accuracy_before")?)));

@@ -12,7 +12,8 @@ pub(super) struct Series {
 impl Series {
     /// One metric over the run.
     pub(super) fn of(records: &[StepRecord], key: &str, name: &str) -> Self {
-        let points = records.iter().filter_map(|record| Some((record.step as f64 + 1.0, record.number(key)?))).collect();
+        let points =
+            records.iter().filter_map(|record| Some((record.step as f64 + 1.0, record.number(key)?))).collect();
         Series { name: name.to_owned(), points }
     }
 

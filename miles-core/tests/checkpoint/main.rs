@@ -1,0 +1,11 @@
+//! Promises of checkpoints: strict reading, bytes unchanged, writing all or nothing.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod damaged;
+mod files;
+mod layouts;
+mod open;
+mod packed;
+mod state;
+mod tied;
+mod writing;
