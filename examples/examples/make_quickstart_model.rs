@@ -2,11 +2,12 @@
 //!
 //! It is trained with this library's own trainer on supervised rows, in two lessons. The first teaches it sums. The
 //! second is given by a teacher who slips: most answers are off by one, or have a carry forgotten or invented. The
-//! model comes out of it knowing roughly what a sum is and answering right about one time in three; which of its answers are
-//! right is what reinforcement learning has to find out, from the rewards alone. Held-out sums are in no lesson.
+//! model that comes out knows roughly what a sum is: about one sampled answer in three is right, and so are about
+//! three in four of its likeliest ones. Which of its answers are right is what reinforcement learning has to find out,
+//! from rewards alone. Held-out sums are in no lesson.
 //!
 //! Every number comes from a counter-based generator and every operation has one order, so the same seed makes the
-//! same bytes, whatever the machine and its number of threads.
+//! same bytes, whatever the number of threads.
 
 use std::error::Error;
 use std::fs;
@@ -35,7 +36,7 @@ use miles_grpo::loss::CrossEntropy;
 ///
 /// Trains a small Qwen3-MoE from random weights on sums, first with right answers, then with answers that are mostly
 /// wrong by a little, and writes the model directory together with `train.jsonl` and `held_out.jsonl`. The same seed
-/// gives the same bytes on every machine.
+/// gives the same bytes.
 #[derive(Parser)]
 struct Options {
     /// Directory to write; it must not exist yet, or be empty.
@@ -87,7 +88,13 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         threads: None,
     })?;
 
-    let right = Lesson { name: "right answers", first_step: 0, steps: options.right_steps, rate: 4e-3, teacher: Teacher::Right };
+    let right = Lesson {
+        name: "right answers",
+        first_step: 0,
+        steps: options.right_steps,
+        rate: 4e-3,
+        teacher: Teacher::Right,
+    };
     let slips = Lesson {
         name: "slips",
         first_step: options.right_steps,
