@@ -14,6 +14,8 @@ use super::split::{Block, PANEL, balanced};
 pub(crate) struct Rows<'a> {
     /// Doubled codes, `[rows, blocks]`; beyond k they are 0.
     pub codes: Vec<[i8; NVFP4_BLOCK]>,
+    /// -12 times the sum of a block's doubled codes, `[rows, blocks]`: what takes the offset of the vector form out again.
+    pub offsets: Vec<i16>,
     /// A quarter of the E4M3 block scale, `[rows, blocks]`.
     pub scales: Vec<f32>,
     /// Decode scale per row.
@@ -50,9 +52,13 @@ impl<'a> Rows<'a> {
                 out[k] = 0;
             }
         }
+        let sum =
+            |block: &[i8; NVFP4_BLOCK]| block.iter().map(|&code| i16::from(code)).sum::<i16>();
+        let offsets = doubled.iter().map(|block| -12 * sum(block)).collect();
         let scales = scales.iter().map(|&code| 0.25 * e4m3(code)).collect();
         Rows {
             codes: doubled,
+            offsets,
             scales,
             token_scales,
             blocks,
