@@ -44,7 +44,7 @@ pub(crate) fn direct_block<T: Panel>(
     block: &mut Block,
 ) {
     match block.rows.len() {
-        1 => direct_tiles::<T, 1, 2>(isa, x, panel_at, block),
+        1 => direct_tiles::<T, 1, 4>(isa, x, panel_at, block),
         2 => direct_tiles::<T, 2, 2>(isa, x, panel_at, block),
         3 | 4 | 7 | 8 => direct_tiles::<T, 4, 1>(isa, x, panel_at, block),
         _ => direct_tiles::<T, 6, 1>(isa, x, panel_at, block),
