@@ -8,8 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::Isa;
+use super::decode::E4M3_LIFT;
 use super::gemm::store;
-use super::nvfp4::{Rows, SCALE_LIFT, Weight, finish};
+use super::nvfp4::{Rows, Weight, finish};
 use super::pack::{NVFP4_BLOCK, NibbleBlock};
 use super::split::{Block, PANEL};
 
@@ -122,7 +123,7 @@ fn scale_values(codes: __m128i) -> __m256 {
     let magnitude = _mm256_set1_epi32(0x07F0_0000);
     let nan = _mm256_cmpeq_epi32(_mm256_and_si256(bits, magnitude), magnitude);
     let low = _mm256_and_si256(bits, _mm256_set1_epi32(0x87F0_0000_u32 as i32));
-    let values = _mm256_mul_ps(_mm256_castsi256_ps(low), _mm256_set1_ps(SCALE_LIFT));
+    let values = _mm256_mul_ps(_mm256_castsi256_ps(low), _mm256_set1_ps(E4M3_LIFT));
     _mm256_or_ps(values, _mm256_castsi256_ps(nan))
 }
 
