@@ -23,84 +23,9 @@ pub(crate) struct Promotion<'a> {
     pub blocks: usize,
 }
 
-/// `R` rows times `P` panels straight from the codes, decoded in registers: for few rows, where reading the codes is the cost.
-///
-/// `row_scales` `[R][blocks]` is read by promoted panels only.
-#[inline(never)]
-pub(crate) fn direct<T: Panel, const R: usize, const P: usize>(
-    isa: Isa,
-    x: [&[f32]; R],
-    row_scales: [&[f32]; R],
-    panels: [T; P],
-) -> [[[f32; PANEL]; P]; R] {
-    isa.run(
-        #[inline(always)]
-        || direct_body(x, row_scales, panels),
-    )
-}
-
-#[inline(always)]
-fn direct_body<T: Panel, const R: usize, const P: usize>(
-    x: [&[f32]; R],
-    row_scales: [&[f32]; R],
-    panels: [T; P],
-) -> [[[f32; PANEL]; P]; R] {
-    let k_len = panels.first().map_or(0, |panel| panel.codes().len());
-    let mut acc = [[[0.0; PANEL]; P]; R];
-    let mut start = 0;
-    let mut block = 0;
-    while start < k_len {
-        let len = T::BLOCK.min(k_len - start);
-        let mut scales = [[0.0; PANEL]; P];
-        for p in 0..P {
-            scales[p] = panels[p].scales(block);
-        }
-        let codes: [&[T::Codes]; P] =
-            std::array::from_fn(|p| &panels[p].codes()[start..start + len]);
-        let xs: [&[f32]; R] = std::array::from_fn(|r| &x[r][start..start + len]);
-        if T::PROMOTED {
-            let mut partial = [[[0.0; PANEL]; P]; R];
-            chain::<T, R, P>(xs, codes, &scales, &mut partial);
-            for r in 0..R {
-                let row_scale = row_scales[r][block];
-                for p in 0..P {
-                    promote(&partial[r][p], row_scale, &scales[p], &mut acc[r][p]);
-                }
-            }
-        } else {
-            chain::<T, R, P>(xs, codes, &scales, &mut acc);
-        }
-        start += len;
-        block += 1;
-    }
-    acc
-}
-
-#[inline(always)]
-fn chain<T: Panel, const R: usize, const P: usize>(
-    x: [&[f32]; R],
-    codes: [&[T::Codes]; P],
-    scales: &[[f32; PANEL]; P],
-    acc: &mut [[[f32; PANEL]; P]; R],
-) {
-    let len = codes.first().map_or(0, |codes| codes.len());
-    let x: [&[f32]; R] = std::array::from_fn(|r| &x[r][..len]);
-    let codes: [&[T::Codes]; P] = std::array::from_fn(|p| &codes[p][..len]);
-    let mut sums = *acc;
-    for k in 0..len {
-        for p in 0..P {
-            let w = T::decode(&codes[p][k], &scales[p]);
-            for r in 0..R {
-                fma_line(x[r][k], &w, &mut sums[r][p]);
-            }
-        }
-    }
-    *acc = sums;
-}
-
 /// `acc = fma(x, w, acc)` in 16 columns.
 #[inline(always)]
-fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
+pub(crate) fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
     for j in 0..PANEL {
         acc[j] = x.mul_add(w[j], acc[j]);
     }
@@ -108,7 +33,12 @@ fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
 
 /// `acc = fma(2 partial, RN(s_x * s_w), acc)` in 16 columns; see [`super::panel::FP8_ROW_LIFT`] for the 2.
 #[inline(always)]
-fn promote(partial: &[f32; PANEL], row_scale: f32, scales: &[f32; PANEL], acc: &mut [f32; PANEL]) {
+pub(crate) fn promote(
+    partial: &[f32; PANEL],
+    row_scale: f32,
+    scales: &[f32; PANEL],
+    acc: &mut [f32; PANEL],
+) {
     for j in 0..PANEL {
         acc[j] = (partial[j] + partial[j]).mul_add(row_scale * scales[j], acc[j]);
     }
