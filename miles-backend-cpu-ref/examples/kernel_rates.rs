@@ -9,6 +9,11 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use miles_backend_cpu_ref::kernel::Compute;
+use miles_backend_cpu_ref::kernel::attention::{Heads, History, SoftmaxRow, attention};
+use miles_backend_cpu_ref::kernel::attention_backward::{
+    AttentionForward, AttentionGradients, attention_backward,
+};
+use miles_backend_cpu_ref::kernel::backward::{input_gradient, weight_gradient};
 use miles_backend_cpu_ref::kernel::linear::{Activations, linear};
 use miles_backend_cpu_ref::kernel::pack::PackedWeight;
 
@@ -42,7 +47,104 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
+    for (name, n, k) in SHAPES.into_iter().take(4) {
+        gradient_rates(&compute, name, 1024, n, k);
+    }
+    attention_rates(&compute);
     Ok(())
+}
+
+fn gradient_rates(compute: &Compute, name: &str, m: usize, n: usize, k: usize) {
+    let (dy, x, w) = (
+        vec![0.5f32; m * n],
+        vec![0.25f32; m * k],
+        vec![0x3E80u16; n * k],
+    );
+    let flop = 2.0 * (m * n * k) as f64;
+    let mut dx = vec![0.0; m * k];
+    let seconds = best_seconds(compute, || {
+        input_gradient(compute, &dy, &w, [m, n, k], &mut dx)
+    });
+    println!(
+        "{:<10} {name:<9} {m:>5} {n:>6} {k:>6} {:>10.1} {:>9.1}",
+        "dX",
+        seconds * 1e6,
+        flop / seconds * 1e-9
+    );
+    let mut dw = vec![0.0; n * k];
+    let seconds = best_seconds(compute, || {
+        weight_gradient(compute, &dy, &x, [m, n, k], &mut dw)
+    });
+    println!(
+        "{:<10} {name:<9} {m:>5} {n:>6} {k:>6} {:>10.1} {:>9.1}",
+        "dW",
+        seconds * 1e6,
+        flop / seconds * 1e-9
+    );
+}
+
+/// Decode of one row over a long BF16 history, prefill of a sequence, and its gradients.
+fn attention_rates(compute: &Compute) {
+    let heads = Heads {
+        query_heads: 9,
+        kv_heads: 3,
+        qk_dim: 64,
+        v_dim: 64,
+        scale: 0.125,
+    };
+    let positions = 512;
+    let (keys, values) = (
+        vec![0x3E80u16; heads.keys_len(positions)],
+        vec![0x3E80u16; heads.values_len(positions)],
+    );
+    let history = History {
+        keys: &keys[..],
+        values: &values[..],
+    };
+    for rows in [1, positions] {
+        let q = vec![0.25; rows * 9 * 64];
+        let (mut out, mut softmax) = (q.clone(), vec![SoftmaxRow::default(); rows * 9]);
+        let first_position = positions - rows;
+        let pairs = (0..rows).map(|row| first_position + row + 1).sum::<usize>() * 9;
+        let flop = (pairs * 64 * 4) as f64;
+        let seconds = best_seconds(compute, || {
+            attention(
+                compute,
+                &heads,
+                &q,
+                history,
+                first_position,
+                &mut out,
+                Some(&mut softmax),
+            );
+        });
+        println!(
+            "attention forward  {rows:>4} rows of {positions}: {:>9.1} us {:>7.1} GFLOP/s",
+            seconds * 1e6,
+            flop / seconds * 1e-9
+        );
+        let (mut dq, mut dk, mut dv) = (q.clone(), vec![0.0; keys.len()], vec![0.0; values.len()]);
+        let forward = AttentionForward {
+            q: &q,
+            history,
+            first_position,
+            out: &out,
+            softmax: &softmax,
+        };
+        let seconds = best_seconds(compute, || {
+            let gradients = AttentionGradients {
+                dq: &mut dq,
+                dk: &mut dk,
+                dv: &mut dv,
+            };
+            attention_backward(compute, &heads, &forward, &q, gradients);
+        });
+        println!(
+            "attention backward {rows:>4} rows of {positions}: {:>9.1} us {:>7.1} GFLOP/s",
+            seconds * 1e6,
+            2.5 * flop / seconds * 1e-9
+        );
+    }
 }
 
 fn linear_rate(compute: &Compute, format: &str, name: &str, m: usize, n: usize, k: usize) {

@@ -17,7 +17,7 @@ use crate::quantizer::CpuQuantizer;
 use crate::trainer::CpuTrainer;
 
 /// Name in configs and reports.
-pub const NAME: &str = "cpu-ref";
+pub const NAME: &str = crate::ops::BACKEND;
 
 /// Builds the CPU reference backend, or single parts of it.
 ///
@@ -53,7 +53,9 @@ impl CpuRef {
     /// If worker threads cannot be started.
     pub fn compute(&self) -> Result<Compute> {
         let threads = self.threads.or_else(|| available_parallelism().ok()).map_or(1, NonZeroUsize::get);
-        compute(threads, self.isa.unwrap_or_else(Isa::detect))
+        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("{NAME}-{index}")).build();
+        let pool = pool.map_err(|error| OperationError::Threads { threads, why: error.to_string() })?;
+        Ok(Compute::from_parts(self.isa.unwrap_or_else(Isa::detect), Arc::new(pool)))
     }
 
     /// The quantizer.
@@ -105,16 +107,6 @@ impl CpuRef {
             trainer: Arc::new(move |inputs| Ok(Box::new(CpuTrainer::new(inputs, &trainer_context)?))),
         })
     }
-}
-
-/// A pool of `threads` threads with a given instruction set.
-pub(crate) fn compute(threads: usize, isa: Isa) -> Result<Compute> {
-    let pool = ThreadPoolBuilder::new()
-        .num_threads(threads.max(1))
-        .thread_name(|index| format!("{NAME}-{index}"))
-        .build()
-        .map_err(|error| OperationError::Threads { threads, why: error.to_string() })?;
-    Ok(Compute::from_parts(isa, Arc::new(pool)))
 }
 
 /// Options of the registered backend.

@@ -281,7 +281,11 @@ mod tests {
             QuantizedTensor::from_parts(self, source.name(), parts)
         }
 
-        fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
+        fn quantize_joint(
+            &self,
+            sources: &[Source<'_>],
+            spec: &QuantizeSpec,
+        ) -> Result<Vec<QuantizedTensor>, FormatError> {
             sources.iter().map(|source| self.quantize(source, spec)).collect()
         }
 

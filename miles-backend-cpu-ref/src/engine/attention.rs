@@ -4,122 +4,107 @@
 //! the sequence's own): scores of both pieces in key order, one softmax over all of them, and one chain of fused
 //! multiply-adds that continues from the first piece into the second. The bits are those of one contiguous history.
 
-use miles_core::Result;
 use miles_core::network::AttentionShape;
 
-use super::batch::Batch;
-use super::cache::{KvCache, KvSlice};
-use crate::kernel::Isa;
+use super::batch::{Batch, Segment};
+use super::cache::{KvCache, Runs};
 use crate::kernel::attention::{Heads, raw_scores, softmax_in_place, weighted_sum};
 use crate::kernel::reduce::Stored;
-use crate::ops::{Activation, Forward, same_size};
+use crate::kernel::{Compute, Isa};
+use crate::ops::attention::heads;
+use crate::ops::{Activation, Forward};
 
 /// Attention of every row of `batch` over its own history in `cache`, its own key included:
-/// `[rows, heads * qk_dim] -> [rows, heads * v_dim]`.
-///
-/// # Errors
-/// If the queries' width is not that of the shape.
+/// `[rows, heads * qk_dim] -> [rows, heads * v_dim]`. The caller has checked `q` against `shape`.
 pub(super) fn cached_attention(
     forward: &Forward<'_>,
     q: &Activation,
     batch: &Batch,
     cache: &KvCache,
     shape: AttentionShape,
-) -> Result<Activation> {
-    let AttentionShape { layer, heads: query_heads, kv_heads, qk_dim, v_dim, scale } = shape;
-    let heads = Heads { query_heads, kv_heads, qk_dim, v_dim, scale };
-    same_size("attention", "width of the queries", query_heads * qk_dim, q.cols())?;
-    let width = query_heads * v_dim;
+) -> Activation {
+    let width = shape.heads * shape.v_dim;
     let mut out = vec![0.0; q.rows() * width];
-    let histories: Vec<History<'_>> = batch.segments().iter().map(|segment| {
-        let prefix = segment.prefix.map(|prefix| cache.read(prefix, layer));
-        History { prefix, own: cache.read(segment.run, layer) }
-    }).collect();
+    let compute = forward.context.compute();
+    match cache {
+        KvCache::Bf16(runs) => attend_batch(compute, q, batch, runs, shape, &mut out),
+        KvCache::F32(runs) => attend_batch(compute, q, batch, runs, shape, &mut out),
+    }
+    forward.round(&mut out);
+    Activation::new(q.rows(), width, out)
+}
 
-    let mut items = Vec::with_capacity(q.rows() * query_heads);
-    let mut rows = out.chunks_exact_mut(width).enumerate();
+fn attend_batch<T: Stored>(
+    compute: &Compute,
+    q: &Activation,
+    batch: &Batch,
+    runs: &Runs<T>,
+    shape: AttentionShape,
+    out: &mut [f32],
+) {
+    let history = |segment: &Segment| {
+        let shared = segment.prefix.map_or((&[][..], &[][..]), |prefix| runs.read(prefix, shape.layer));
+        [shared, runs.read(segment.run, shape.layer)]
+    };
+    let histories: Vec<History<'_, T>> = batch.segments().iter().map(history).collect();
+    let mut items = Vec::with_capacity(q.rows() * shape.heads);
+    let mut rows = out.chunks_exact_mut(shape.heads * shape.v_dim).enumerate();
     for (segment, history) in batch.segments().iter().zip(&histories) {
         for ((row, out), position) in rows.by_ref().take(segment.rows.len()).zip(segment.start..) {
-            let queries = q.row(row).chunks_exact(qk_dim);
-            let outputs = queries.zip(out.chunks_exact_mut(v_dim)).enumerate();
+            let queries = q.row(row).chunks_exact(shape.qk_dim);
+            let outputs = queries.zip(out.chunks_exact_mut(shape.v_dim)).enumerate();
             items.extend(outputs.map(|(head, (q, out))| Item { q, out, history, head, keys: position + 1 }));
         }
     }
-    let compute = forward.context.compute();
+    let heads = heads(&shape);
     compute.for_each(tasks(items), |task| {
         let mut scores = Vec::new();
         for item in task {
+            scores.clear();
+            scores.resize(item.keys, 0.0);
             item.attend(compute.isa(), &heads, &mut scores);
         }
     });
-    forward.round(&mut out);
-    Ok(Activation::new(q.rows(), width, out))
 }
 
-/// Keys and values of a sequence: those of a shared prompt, then its own.
-struct History<'a> {
-    prefix: Option<(KvSlice<'a>, KvSlice<'a>)>,
-    own: (KvSlice<'a>, KvSlice<'a>),
-}
+/// Keys and values of a sequence in one layer: those of a shared prompt (or none), then its own.
+type History<'a, T> = [(&'a [T], &'a [T]); 2];
 
 /// One query head of one row.
-struct Item<'a> {
+struct Item<'a, T> {
     q: &'a [f32],
     out: &'a mut [f32],
-    history: &'a History<'a>,
+    history: &'a History<'a, T>,
     head: usize,
     /// Keys that the row sees.
     keys: usize,
 }
 
-impl Item<'_> {
-    fn attend(self, isa: Isa, heads: &Heads, scores: &mut Vec<f32>) {
-        scores.clear();
-        scores.resize(self.keys, 0.0);
-        match self.history.own {
-            (KvSlice::Bf16(keys), KvSlice::Bf16(values)) => {
-                let prefix = match self.history.prefix {
-                    Some((KvSlice::Bf16(keys), KvSlice::Bf16(values))) => (keys, values),
-                    _ => Default::default(),
-                };
-                self.over([prefix, (keys, values)], isa, heads, scores);
-            }
-            (KvSlice::F32(keys), KvSlice::F32(values)) => {
-                let prefix = match self.history.prefix {
-                    Some((KvSlice::F32(keys), KvSlice::F32(values))) => (keys, values),
-                    _ => Default::default(),
-                };
-                self.over([prefix, (keys, values)], isa, heads, scores);
-            }
-            // A cache holds rows of one type.
-            _ => {}
-        }
-    }
-
-    /// Attention over pieces of `(keys, values)`, in order.
+impl<T: Stored> Item<'_, T> {
     #[inline(never)]
-    fn over<T: Stored>(self, pieces: [(&[T], &[T]); 2], isa: Isa, heads: &Heads, scores: &mut [f32]) {
+    fn attend(self, isa: Isa, heads: &Heads, scores: &mut [f32]) {
+        let [(shared_keys, shared_values), (own_keys, own_values)] = *self.history;
+        let shared = shared_keys.len() / heads.keys_len(1);
         let kv_head = self.head / heads.group();
-        let (stride, offset) = (heads.kv_heads * heads.v_dim, kv_head * heads.v_dim);
-        let in_prefix = pieces[0].0.len() / (heads.kv_heads * heads.qk_dim);
+        let (stride, offset) = (heads.values_len(1), kv_head * heads.v_dim);
         isa.run(
             #[inline(always)]
             || {
-                let (first, second) = scores.split_at_mut(in_prefix);
-                raw_scores(heads, self.q, pieces[0].0, kv_head, first);
-                raw_scores(heads, self.q, pieces[1].0, kv_head, second);
+                let (first, second) = scores.split_at_mut(shared);
+                raw_scores(heads, self.q, shared_keys, kv_head, first);
+                raw_scores(heads, self.q, own_keys, kv_head, second);
                 softmax_in_place(scores);
-                let (first, second) = scores.split_at(in_prefix);
+                let (first, second) = scores.split_at(shared);
                 self.out.fill(0.0);
-                weighted_sum(first, pieces[0].1, stride, offset, self.out);
-                weighted_sum(second, pieces[1].1, stride, offset, self.out);
+                weighted_sum(first, shared_values, stride, offset, self.out);
+                weighted_sum(second, own_values, stride, offset, self.out);
             },
         );
     }
 }
 
 /// Cuts items into tasks that read about [`TASK_KEYS`] keys each.
-fn tasks(items: Vec<Item<'_>>) -> Vec<Vec<Item<'_>>> {
+fn tasks<T>(items: Vec<Item<'_, T>>) -> Vec<Vec<Item<'_, T>>> {
     let mut tasks = Vec::new();
     let (mut task, mut keys) = (Vec::new(), 0);
     for item in items {

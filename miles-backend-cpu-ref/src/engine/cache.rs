@@ -15,121 +15,87 @@ use miles_core::plugin::ActivationDtype;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunId(usize);
 
-/// Runs of keys and values, in every layer.
+/// Runs of keys and values, in the precision of the activations.
 #[derive(Debug)]
-pub(super) struct KvCache {
-    dtype: ActivationDtype,
-    runs: Vec<Option<Run>>,
-}
-
-#[derive(Debug)]
-struct Run {
-    layers: Vec<LayerRun>,
-}
-
-/// Keys `[tokens, kv_heads * qk_dim]` and values `[tokens, kv_heads * v_dim]` of one layer.
-#[derive(Debug)]
-struct LayerRun {
-    keys: KvRows,
-    values: KvRows,
-}
-
-/// Rows in the precision of the activations, row-major.
-#[derive(Debug)]
-enum KvRows {
+pub(super) enum KvCache {
     /// BF16 bits.
-    Bf16(Vec<u16>),
-    F32(Vec<f32>),
+    Bf16(Runs<u16>),
+    F32(Runs<f32>),
 }
 
-/// Rows of one layer's keys or values, as they are stored.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum KvSlice<'a> {
-    /// BF16 bits.
-    Bf16(&'a [u16]),
-    F32(&'a [f32]),
+/// Runs of keys and values in every layer; a closed run leaves its place free.
+#[derive(Debug)]
+pub(super) struct Runs<T>(Vec<Option<Vec<LayerRun<T>>>>);
+
+/// Keys `[tokens, kv_heads * qk_dim]` and values `[tokens, kv_heads * v_dim]` of one layer, row-major.
+#[derive(Clone, Debug)]
+struct LayerRun<T> {
+    keys: Vec<T>,
+    values: Vec<T>,
 }
 
 impl KvCache {
     /// An empty cache of a model whose activations are of this type.
     pub(super) fn new(dtype: ActivationDtype) -> Self {
-        KvCache { dtype, runs: Vec::new() }
+        match dtype {
+            ActivationDtype::Bf16 => KvCache::Bf16(Runs(Vec::new())),
+            ActivationDtype::F32 => KvCache::F32(Runs(Vec::new())),
+        }
     }
 
     /// Opens an empty run of `layers` layers.
     pub(super) fn open(&mut self, layers: usize) -> RunId {
-        let fresh = || LayerRun { keys: KvRows::new(self.dtype), values: KvRows::new(self.dtype) };
-        let run = Some(Run { layers: std::iter::repeat_with(fresh).take(layers).collect() });
-        match self.runs.iter().position(Option::is_none) {
-            Some(free) => {
-                self.runs[free] = run;
-                RunId(free)
-            }
-            None => {
-                self.runs.push(run);
-                RunId(self.runs.len() - 1)
-            }
+        match self {
+            KvCache::Bf16(runs) => runs.open(layers),
+            KvCache::F32(runs) => runs.open(layers),
         }
     }
 
     /// Frees a run's memory.
     pub(super) fn close(&mut self, id: RunId) {
-        self.runs[id.0] = None;
+        match self {
+            KvCache::Bf16(runs) => runs.0[id.0] = None,
+            KvCache::F32(runs) => runs.0[id.0] = None,
+        }
     }
 
-    /// Appends rows of keys and values to one layer of a run. BF16 activations are stored in 16 bits, exactly.
+    /// Appends rows of keys and values to one layer of an open run. BF16 activations are stored in 16 bits, exactly.
     pub(super) fn append(&mut self, id: RunId, layer: usize, keys: &[f32], values: &[f32]) {
-        if let Some(run) = &mut self.runs[id.0] {
-            let layer = &mut run.layers[layer];
-            layer.keys.extend(keys);
-            layer.values.extend(values);
-        }
-    }
-
-    /// Keys and values of one layer of a run; empty for a closed one.
-    pub(super) fn read(&self, id: RunId, layer: usize) -> (KvSlice<'_>, KvSlice<'_>) {
-        match &self.runs[id.0] {
-            Some(run) => (run.layers[layer].keys.as_slice(), run.layers[layer].values.as_slice()),
-            None => (KvSlice::empty(self.dtype), KvSlice::empty(self.dtype)),
-        }
-    }
-
-    /// Runs that hold memory.
-    #[cfg(test)]
-    pub(super) fn open_runs(&self) -> usize {
-        self.runs.iter().flatten().count()
-    }
-}
-
-impl KvSlice<'_> {
-    fn empty(dtype: ActivationDtype) -> Self {
-        match dtype {
-            ActivationDtype::Bf16 => KvSlice::Bf16(&[]),
-            ActivationDtype::F32 => KvSlice::F32(&[]),
-        }
-    }
-}
-
-impl KvRows {
-    fn new(dtype: ActivationDtype) -> Self {
-        match dtype {
-            ActivationDtype::Bf16 => KvRows::Bf16(Vec::new()),
-            ActivationDtype::F32 => KvRows::F32(Vec::new()),
-        }
-    }
-
-    fn extend(&mut self, rows: &[f32]) {
         match self {
             // The values are BF16 already: the low half is zero.
-            KvRows::Bf16(bits) => bits.extend(rows.iter().map(|value| (value.to_bits() >> 16) as u16)),
-            KvRows::F32(values) => values.extend_from_slice(rows),
+            KvCache::Bf16(runs) => runs.append(id, layer, keys, values, |value| (value.to_bits() >> 16) as u16),
+            KvCache::F32(runs) => runs.append(id, layer, keys, values, |value| value),
+        }
+    }
+}
+
+impl<T: Clone> Runs<T> {
+    /// Keys and values of one layer of a run; empty for a closed one.
+    pub(super) fn read(&self, id: RunId, layer: usize) -> (&[T], &[T]) {
+        match &self.0[id.0] {
+            Some(layers) => (&layers[layer].keys, &layers[layer].values),
+            None => (&[], &[]),
         }
     }
 
-    fn as_slice(&self) -> KvSlice<'_> {
-        match self {
-            KvRows::Bf16(bits) => KvSlice::Bf16(bits),
-            KvRows::F32(values) => KvSlice::F32(values),
+    fn open(&mut self, layers: usize) -> RunId {
+        let run = Some(vec![LayerRun { keys: Vec::new(), values: Vec::new() }; layers]);
+        match self.0.iter().position(Option::is_none) {
+            Some(free) => {
+                self.0[free] = run;
+                RunId(free)
+            }
+            None => {
+                self.0.push(run);
+                RunId(self.0.len() - 1)
+            }
+        }
+    }
+
+    fn append(&mut self, id: RunId, layer: usize, keys: &[f32], values: &[f32], store: impl Fn(f32) -> T + Copy) {
+        if let Some(layers) = &mut self.0[id.0] {
+            layers[layer].keys.extend(keys.iter().copied().map(store));
+            layers[layer].values.extend(values.iter().copied().map(store));
         }
     }
 }
@@ -138,6 +104,13 @@ impl KvRows {
 mod tests {
     use super::*;
 
+    fn read_f32(cache: &KvCache, id: RunId, layer: usize) -> (&[f32], &[f32]) {
+        match cache {
+            KvCache::F32(runs) => runs.read(id, layer),
+            KvCache::Bf16(_) => panic!("not an F32 cache"),
+        }
+    }
+
     #[test]
     fn rows_are_appended_per_layer_and_kept_exactly() {
         let mut cache = KvCache::new(ActivationDtype::F32);
@@ -145,7 +118,7 @@ mod tests {
         cache.append(run, 0, &[0.1, 0.2], &[0.3]);
         cache.append(run, 1, &[9.0, 9.0], &[9.0]);
         cache.append(run, 0, &[0.4, 0.5], &[0.6]);
-        assert_eq!(cache.read(run, 0), (KvSlice::F32(&[0.1, 0.2, 0.4, 0.5]), KvSlice::F32(&[0.3, 0.6])));
+        assert_eq!(read_f32(&cache, run, 0), ([0.1, 0.2, 0.4, 0.5].as_slice(), [0.3, 0.6].as_slice()));
     }
 
     #[test]
@@ -153,7 +126,8 @@ mod tests {
         let mut cache = KvCache::new(ActivationDtype::Bf16);
         let run = cache.open(1);
         cache.append(run, 0, &[1.0, -2.5], &[f32::from_bits(0x0001_0000)]);
-        assert_eq!(cache.read(run, 0), (KvSlice::Bf16(&[0x3F80, 0xC020]), KvSlice::Bf16(&[0x0001])));
+        let KvCache::Bf16(runs) = &cache else { panic!("not a BF16 cache") };
+        assert_eq!(runs.read(run, 0), ([0x3F80, 0xC020].as_slice(), [0x0001].as_slice()));
     }
 
     #[test]
@@ -161,12 +135,12 @@ mod tests {
         let mut cache = KvCache::new(ActivationDtype::F32);
         let (first, second) = (cache.open(1), cache.open(1));
         cache.append(first, 0, &[1.0], &[1.0]);
+        cache.append(second, 0, &[2.0], &[2.0]);
         cache.close(first);
-        assert_eq!(cache.open_runs(), 1);
-        assert_eq!(cache.read(first, 0), (KvSlice::F32(&[]), KvSlice::F32(&[])));
+        assert_eq!(read_f32(&cache, first, 0), (&[][..], &[][..]));
         let third = cache.open(1);
-        assert_eq!((third, cache.open_runs()), (first, 2));
-        assert_ne!(third, second);
-        assert_eq!(cache.read(third, 0), (KvSlice::F32(&[]), KvSlice::F32(&[])));
+        assert_eq!(third, first);
+        assert_eq!(read_f32(&cache, third, 0), (&[][..], &[][..]));
+        assert_eq!(read_f32(&cache, second, 0), (&[2.0][..], &[2.0][..]));
     }
 }

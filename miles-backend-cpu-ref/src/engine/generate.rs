@@ -89,9 +89,9 @@ impl<'a> Generation<'a> {
                 if id.sample > 0 {
                     self.stats.shared_tokens += self.request.prompts[id.prompt].tokens.len();
                 }
-                if self.schedule.all_started(id.prompt) {
-                    self.prompts[id.prompt].first_logits = None;
-                }
+            }
+            for id in started.into_iter().filter(|id| self.schedule.all_started(id.prompt)) {
+                self.prompts[id.prompt].first_logits = None;
             }
             self.draw(&rows)?;
         }
@@ -187,7 +187,11 @@ impl<'a> Generation<'a> {
 ///
 /// # Errors
 /// A prompt without tokens, with an id outside the vocabulary, or that leaves no room for the longest completion.
-pub(super) fn check_prompts(request: &GenerateRequest, network: &Network, context_tokens: usize) -> Result<(), RolloutError> {
+pub(super) fn check_prompts(
+    request: &GenerateRequest,
+    network: &Network,
+    context_tokens: usize,
+) -> Result<(), RolloutError> {
     let (vocab_size, max_new_tokens) = (network.config.vocab_size, request.sampling.max_new_tokens);
     for prompt in &request.prompts {
         let (key, prompt_tokens) = (prompt.key, prompt.tokens.len());

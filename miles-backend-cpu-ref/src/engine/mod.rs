@@ -65,7 +65,7 @@ impl CpuEngine {
         }
         let context = match options.threads {
             None => context.clone(),
-            Some(threads) => context.with_compute(crate::backend::compute(threads, context.compute().isa())?),
+            Some(threads) => context.with_threads(threads)?,
         };
         Ok(CpuEngine {
             context,
@@ -89,7 +89,9 @@ impl CpuEngine {
         generate::check_tokens(token_ids, self.network.config.vocab_size)?;
         if token_ids.len() > self.context_tokens {
             let (prompt_tokens, context_tokens) = (token_ids.len(), self.context_tokens);
-            return Err(RolloutError::ContextExceeded { key: 0, prompt_tokens, max_new_tokens: 0, context_tokens }.into());
+            return Err(
+                RolloutError::ContextExceeded { key: 0, prompt_tokens, max_new_tokens: 0, context_tokens }.into()
+            );
         }
         let mut cache = KvCache::new(self.activations);
         let run = cache.open(self.network.config.layer_count());

@@ -7,6 +7,7 @@ use miles_core::network::{AttentionShape, HeadColumns, Linear, Operations, Param
 use super::attention::cached_attention;
 use super::batch::Batch;
 use super::cache::KvCache;
+use crate::ops::attention::check_shapes;
 use crate::ops::router::Routing;
 use crate::ops::{Activation, Forward, experts, heads};
 
@@ -44,11 +45,12 @@ impl Operations for RolloutOperations<'_> {
         v: &Activation,
         shape: AttentionShape,
     ) -> Result<Activation> {
+        check_shapes(q, k, v, shape)?;
         for segment in self.batch.segments() {
             let rows = |x: &'_ Activation| segment.rows.start * x.cols()..segment.rows.end * x.cols();
             self.cache.append(segment.run, shape.layer, &k.values()[rows(k)], &v.values()[rows(v)]);
         }
-        cached_attention(&self.forward, q, self.batch, self.cache, shape)
+        Ok(cached_attention(&self.forward, q, self.batch, self.cache, shape))
     }
 
     fn swiglu(&mut self, gate: &Activation, up: &Activation) -> Result<Activation> {

@@ -193,7 +193,8 @@ mod tests {
     #[test]
     fn short_prompts_share_one_forward_within_the_budget() {
         let step = schedule(&[(3, 1), (4, 1), (5, 1)], 8, 10).step();
-        let spans: Vec<_> = step.prefill.iter().map(|chunk| (chunk.prompt, chunk.start, chunk.end, chunk.last)).collect();
+        let spans: Vec<_> =
+            step.prefill.iter().map(|chunk| (chunk.prompt, chunk.start, chunk.end, chunk.last)).collect();
         assert_eq!(spans, [(0, 0, 3, true), (1, 0, 4, true), (2, 0, 3, false)]);
     }
 
@@ -226,7 +227,8 @@ mod tests {
         let tokens = [5, 1, 9, 13, 4];
         for max_running in [1, 2, 3, 7, 64] {
             for budget in [1, 4, 100] {
-                let prompts: Vec<_> = tokens.iter().zip(&lengths).map(|(&tokens, group)| (tokens, group.len())).collect();
+                let prompts: Vec<_> =
+                    tokens.iter().zip(&lengths).map(|(&tokens, group)| (tokens, group.len())).collect();
                 let steps = run(&mut schedule(&prompts, max_running, budget), &lengths);
                 for step in &steps {
                     assert!(step.decode.len() <= max_running);

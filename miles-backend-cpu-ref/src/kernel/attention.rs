@@ -222,7 +222,7 @@ pub(crate) fn raw_scores<T: Stored>(
 
 /// Scores to probabilities.
 #[inline(always)]
-fn softmax_in_place(scores: &mut [f32]) -> SoftmaxRow {
+pub(crate) fn softmax_in_place(scores: &mut [f32]) -> SoftmaxRow {
     let max = max_lanes(scores);
     scores
         .iter_mut()

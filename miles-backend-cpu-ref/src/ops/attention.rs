@@ -97,7 +97,7 @@ pub fn packed_attention_backward(
     [dq, dk, dv]
 }
 
-fn check_shapes(q: &Activation, k: &Activation, v: &Activation, shape: AttentionShape) -> Result<()> {
+pub(crate) fn check_shapes(q: &Activation, k: &Activation, v: &Activation, shape: AttentionShape) -> Result<()> {
     same_size("attention", "width of q", shape.heads * shape.qk_dim, q.cols())?;
     same_size("attention", "width of k", shape.kv_heads * shape.qk_dim, k.cols())?;
     same_size("attention", "width of v", shape.kv_heads * shape.v_dim, v.cols())?;

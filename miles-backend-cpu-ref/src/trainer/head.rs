@@ -18,6 +18,9 @@ use crate::ops::{Activation, Forward};
 /// Most bytes of logits at a time.
 pub const LOGITS_BUDGET_BYTES: usize = 256 << 20;
 
+/// Writes the gradient of the loss with respect to one sample's logprobs: (sample, logprobs, gradient), the last zeroed.
+pub type Judge<'j> = dyn FnMut(usize, &[f32], &mut [f32]) + 'j;
+
 /// The vocabulary head at a temperature.
 #[derive(Clone, Copy)]
 pub struct ScoringHead<'a> {
@@ -60,7 +63,7 @@ impl<'a> ScoringHead<'a> {
         hidden: &Activation,
         targets: &[u32],
         samples: &[Range<usize>],
-        judge: &mut dyn FnMut(usize, &[f32], &mut [f32]),
+        judge: &mut Judge<'_>,
         pass: &mut BackwardPass<'_>,
     ) -> Result<(Vec<SampleScores>, Vec<f32>)> {
         let mut all_scores = Vec::with_capacity(samples.len());

@@ -34,7 +34,7 @@ use miles_core::precision::{PrecisionMap, TensorFormat};
 pub use backward::BackwardPass;
 pub use batch::{Packed, micro_batches};
 pub use gradients::Gradients;
-pub use head::{LOGITS_BUDGET_BYTES, ScoringHead};
+pub use head::{Judge, LOGITS_BUDGET_BYTES, ScoringHead};
 pub use masters::Masters;
 pub use optimizer::Optimizer;
 pub use tape::{Node, Tape, Tracked, TrackedRouting};
@@ -74,8 +74,7 @@ impl CpuTrainer {
             None => context,
             Some(threads) => context.with_threads(threads)?,
         };
-        let optimizer =
-            Optimizer::new(inputs.options.optimizer.clone(), &inputs.network, inputs.options.train_router);
+        let optimizer = Optimizer::new(inputs.options.optimizer.clone(), &inputs.network, inputs.options.train_router);
         Ok(CpuTrainer {
             masters: Masters::load(&inputs.network, inputs.weights)?,
             optimizer,
@@ -119,8 +118,7 @@ impl CpuTrainer {
             let forward_ops = self.forward(&weights);
             let mut tape = Tape::recording(forward_ops, &packed);
             let hidden = forward(&self.network, &mut tape)?;
-            let mut pass =
-                BackwardPass { forward: forward_ops, masters: &self.masters, gradients: &mut gradients };
+            let mut pass = BackwardPass { forward: forward_ops, masters: &self.masters, gradients: &mut gradients };
             let mut judge = |index: usize, logprobs: &[f32], gradient: &mut [f32]| {
                 let sample = &samples[index];
                 let input = LossInput {

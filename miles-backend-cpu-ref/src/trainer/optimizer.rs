@@ -37,10 +37,8 @@ impl Optimizer {
     pub fn new(rule: AdamW, network: &Network, train_router: bool) -> Self {
         let moments = |id: ParamId| {
             let parameter = network.parameter(id);
-            is_trained(parameter.role, train_router).then(|| Moments {
-                first: vec![0.0; parameter.elements()],
-                second: vec![0.0; parameter.elements()],
-            })
+            is_trained(parameter.role, train_router)
+                .then(|| Moments { first: vec![0.0; parameter.elements()], second: vec![0.0; parameter.elements()] })
         };
         Optimizer { rule, steps: 0, moments: network.ids().map(moments).collect() }
     }

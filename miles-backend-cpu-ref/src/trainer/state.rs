@@ -36,7 +36,8 @@ pub(super) fn save(directory: &Path, network: &Network, masters: &Masters, optim
     write(&directory.join(FIRST_MOMENTS), network, |id| optimizer.moments(id).map(|moments| &moments.first[..]))?;
     write(&directory.join(SECOND_MOMENTS), network, |id| optimizer.moments(id).map(|moments| &moments.second[..]))?;
     let path = directory.join(STATE);
-    let text = serde_json::to_string(&State { optimizer_steps: optimizer.steps() }).map_err(|e| state_error(&path, &e))?;
+    let text =
+        serde_json::to_string(&State { optimizer_steps: optimizer.steps() }).map_err(|e| state_error(&path, &e))?;
     let written = File::create(&path).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()

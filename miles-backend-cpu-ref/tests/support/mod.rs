@@ -117,7 +117,11 @@ impl Loss for WeightedSum {
 /// Samples of random lengths and tokens, weights in [-1, 1).
 pub fn random_samples(seed: u64, count: usize, vocab_size: usize, longest: usize) -> Vec<TrainSample> {
     let draw = |sample: usize, token: usize| {
-        uniform(seed, Stream::Data, Coordinates { prompt: sample as u64, token: token as u32, ..Coordinates::default() })
+        uniform(
+            seed,
+            Stream::Data,
+            Coordinates { prompt: sample as u64, token: token as u32, ..Coordinates::default() },
+        )
     };
     (0..count)
         .map(|sample| {
@@ -178,7 +182,9 @@ impl Tensors {
         let (dtype, _, bytes) = self.get(name);
         match dtype.as_str() {
             "F32" => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            "BF16" => bytes.as_chunks().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect(),
+            "BF16" => {
+                bytes.as_chunks().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect()
+            }
             other => panic!("`{name}` is {other}"),
         }
     }
@@ -198,13 +204,44 @@ impl Tensors {
     }
 }
 
-/// Fails at the first element farther than `tolerance` times the root mean square of `want`.
+/// Fails at the first element farther than `tolerance` times (the root mean square of `want` plus its own magnitude).
 #[track_caller]
 pub fn assert_close(what: &str, want: &[f64], got: &[f32], tolerance: f64) {
     assert_eq!(want.len(), got.len(), "{what}: lengths differ");
     let scale = (want.iter().map(|w| w * w).sum::<f64>() / want.len().max(1) as f64).sqrt();
     for (index, (want, &got)) in want.iter().zip(got).enumerate() {
         let error = (want - f64::from(got)).abs();
-        assert!(error <= tolerance * scale, "{what}[{index}]: want {want:e}, got {got:e} (rms {scale:e})");
+        assert!(
+            error <= tolerance * (scale + want.abs()),
+            "{what}[{index}]: want {want:e}, got {got:e} (rms {scale:e})"
+        );
     }
+}
+
+/// Weights by name; what is not named is drawn from a fixed normal distribution.
+pub struct NamedWeights<'a> {
+    /// The network.
+    pub network: &'a Network,
+    /// Values by parameter name.
+    pub values: HashMap<String, Vec<f32>>,
+}
+
+impl WeightSource for NamedWeights<'_> {
+    fn read(&self, id: miles_core::network::ParamId, into: &mut Vec<f32>) -> Result<()> {
+        let parameter = self.network.parameter(id);
+        into.clear();
+        match self.values.get(&parameter.name) {
+            Some(values) => into.extend_from_slice(values),
+            None => into.extend((0..parameter.elements()).map(|index| {
+                let at = Coordinates { prompt: index as u64, sample: id.0, ..Coordinates::default() };
+                0.1 * miles_core::random::normal(1, Stream::Weights, at) as f32
+            })),
+        }
+        Ok(())
+    }
+}
+
+/// Bits, for exact comparisons.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
 }

@@ -11,8 +11,8 @@ use super::*;
 
 #[test]
 fn no_cached_key_or_value_survives_a_load() {
-    let old = quantized("qwen3", Recipe::Bf16, 0, 1.0);
-    let new = quantized("qwen3", Recipe::Bf16, 1, 1.25);
+    let old = quantized("qwen3", Recipe::Bf16);
+    let new = scaled("qwen3", Recipe::Bf16, 1, 1.25, |role| role != Role::Norm);
     let engine = loaded(&old, &Setup::default());
     let before = generate(&engine, &request(1.0, 6));
     block_on(engine.load(Arc::clone(&new))).unwrap();
@@ -95,7 +95,7 @@ fn in_foreign_format(snapshot: &Snapshot) -> Arc<Snapshot> {
 
 #[test]
 fn an_unknown_format_is_refused_and_a_known_one_is_emulated() {
-    let native = quantized("qwen3", Recipe::Mxfp8, 0, 1.0);
+    let native = quantized("qwen3", Recipe::Mxfp8);
     let foreign = in_foreign_format(&native);
     let engine = loaded(&native, &Setup::default());
     let error = block_on(engine.load(Arc::clone(&foreign))).unwrap_err();
@@ -228,7 +228,7 @@ fn an_engine_that_may_run_nothing_is_refused() {
 
 #[test]
 fn logits_that_are_not_finite_are_an_error_that_names_the_row() {
-    let snapshot = quantized("llama-tied", Recipe::Bf16, 0, 1e12);
+    let snapshot = scaled("llama-tied", Recipe::Bf16, 0, 3e38, |role| role == Role::Norm);
     let engine = loaded(&snapshot, &Setup::default());
     let error = block_on(engine.generate(&request(1.0, 4), &CancelToken::default())).unwrap_err();
     assert!(matches!(error, Error::Rollout(RolloutError::NonFiniteLogits { token: 0, .. })), "{error}");

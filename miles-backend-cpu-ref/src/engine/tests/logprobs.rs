@@ -13,7 +13,7 @@ fn recipes(name: &str) -> Vec<Recipe> {
 fn engine_logprobs_are_those_of_the_full_forward_to_the_bit() {
     for name in FAMILIES {
         for recipe in recipes(name) {
-            let snapshot = quantized(name, recipe, 0, 1.0);
+            let snapshot = quantized(name, recipe);
             for activations in [ActivationDtype::Bf16, ActivationDtype::F32] {
                 let engine = loaded(&snapshot, &Setup { activations, max_running: 3, ..Setup::default() });
                 check_rollout(&engine, &request(1.0, 6), &format!("{name}, {recipe:?}, {activations:?}"));

@@ -38,27 +38,31 @@ fn as_stored(name: &str) -> Arc<Snapshot> {
     Arc::new(checkpoint(name).snapshot_as_stored(PolicyVersion(0)).unwrap())
 }
 
-/// The checkpoint's weights times a factor, norms excepted: another policy of the same network.
-struct Scaled<'a>(&'a Checkpoint, f32);
+/// The checkpoint's weights, those of some roles times a factor: another policy of the same network.
+struct Scaled<'a>(&'a Checkpoint, f32, fn(Role) -> bool);
 
 impl WeightSource for Scaled<'_> {
     fn read(&self, id: ParamId, into: &mut Vec<f32>) -> miles_core::Result<()> {
         self.0.read(id, into)?;
-        if self.0.network().parameter(id).role != Role::Norm {
+        if self.2(self.0.network().parameter(id).role) {
             into.iter_mut().for_each(|value| *value *= self.1);
         }
         Ok(())
     }
 }
 
-fn quantized(name: &str, recipe: Recipe, version: u64, factor: f32) -> Arc<Snapshot> {
+fn quantized(name: &str, recipe: Recipe) -> Arc<Snapshot> {
+    scaled(name, recipe, 0, 1.0, |_| false)
+}
+
+fn scaled(name: &str, recipe: Recipe, version: u64, factor: f32, roles: fn(Role) -> bool) -> Arc<Snapshot> {
     let checkpoint = checkpoint(name);
     let network = checkpoint.network();
     let map = Arc::new(resolve(network, recipe, &[]).unwrap());
     let ledger = Ledger::discard();
     let context = PolicyContext { run: "test", step: 0, version: PolicyVersion(version), ledger: &ledger };
     let quantizer = CpuRef::new().quantizer().unwrap();
-    Arc::new(quantize_policy(network, &map, &quantizer, &Scaled(&checkpoint, factor), context).unwrap())
+    Arc::new(quantize_policy(network, &map, &quantizer, &Scaled(&checkpoint, factor, roles), context).unwrap())
 }
 
 struct Setup {
