@@ -7,17 +7,17 @@
 //! Runs the quickstart's model for a few steps each way and shows that both runs end in the same policy.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use async_trait::async_trait;
 use clap::Parser;
-use futures_lite::future::block_on;
 use miles_backend_cpu_ref as _;
 use miles_core::plugin::{Reward, RewardError, RewardInput};
 use miles_core::register_reward;
 use miles_core::registry::RegistryError;
-use miles_grpo::{Outcome, Plan, Run, RunConfig};
+use miles_examples::training::{finish, quickstart};
+use miles_grpo::{Plan, Run};
 use serde::Deserialize;
 
 /// The share of the answer's characters that the completion has in the right place, less a cost per extra character.
@@ -73,14 +73,10 @@ fn main() -> ExitCode {
 }
 
 fn compare(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let by_value = {
-        let plan = Plan::new(&config(arguments, "by-value", &[])?)?;
-        finish(Run::builder(plan).reward(DigitMatch { extra_cost: 0.5 }))?
-    };
-    let by_name = {
-        let named = ["reward.name=digit-match".to_owned(), "reward.options.extra_cost=0.5".to_owned()];
-        finish(Run::builder(Plan::new(&config(arguments, "by-name", &named)?)?))?
-    };
+    let by_value = finish(Run::builder(arguments.plan("by-value", &[])?).reward(DigitMatch { extra_cost: 0.5 }))?;
+    let by_name = finish(Run::builder(
+        arguments.plan("by-name", &["reward.name=digit-match", "reward.options.extra_cost=0.5"])?,
+    ))?;
     println!("by value: {}", by_value.summary);
     println!("by name:  {}", by_name.summary);
     if by_value.summary.policy == by_name.summary.policy {
@@ -90,16 +86,13 @@ fn compare(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn config(arguments: &Arguments, folder: &str, overrides: &[String]) -> Result<RunConfig, Box<dyn Error>> {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/quickstart");
-    let mut config = RunConfig::parse(include_str!("../data/quickstart/quickstart.toml"), overrides)?;
-    config.model.dir = data.clone();
-    config.data.train = data.join("train.jsonl");
-    config.run.steps = arguments.steps;
-    config.run.out = arguments.out.join(folder);
-    Ok(config.with_overrides(&["run.existing=overwrite".to_owned()])?)
-}
-
-fn finish(builder: miles_grpo::RunBuilder) -> Result<Outcome, miles_grpo::Error> {
-    block_on(async { builder.build().await?.run().await })
+impl Arguments {
+    /// The quickstart, shortened, in a folder of its own.
+    fn plan(&self, folder: &str, overrides: &[&str]) -> Result<Plan, Box<dyn Error>> {
+        let mut config = quickstart(&["run.existing=overwrite".to_owned(), "eval.every=0".to_owned()])?;
+        config.run.steps = self.steps;
+        config.run.out = self.out.join(folder);
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        Ok(Plan::new(&config.with_overrides(&overrides)?)?)
+    }
 }

@@ -1,11 +1,13 @@
 //! What the training examples share: command line -> config -> run -> last line and exit code.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use futures_lite::future::block_on;
 use miles_core::plugin::{Event, Observer};
+use miles_grpo::config::ConfigErrors;
 use miles_grpo::track::Progress;
 use miles_grpo::{Interrupt, Outcome, Plan, Run, RunBuilder, RunConfig};
 
@@ -96,6 +98,27 @@ fn set<T: Clone>(key: &mut T, argument: &Option<T>) {
     }
 }
 
+/// The quickstart's config: its TOML file with the bundled model and prompts, `overrides` applied.
+///
+/// # Errors
+/// Every override that is unknown or has the wrong type.
+pub fn quickstart(overrides: &[String]) -> Result<RunConfig, ConfigErrors> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/quickstart");
+    let mut config = RunConfig::default().with_text(include_str!("../data/quickstart/quickstart.toml"))?;
+    config.model.dir = data.clone();
+    config.data.train = data.join("train.jsonl");
+    config.data.eval = Some(data.join("held_out.jsonl"));
+    config.with_overrides(overrides)
+}
+
+/// Builds a run and takes it to its end.
+///
+/// # Errors
+/// Whatever ends the run early.
+pub fn finish(builder: RunBuilder) -> Result<Outcome, miles_grpo::Error> {
+    block_on(async { builder.build().await?.run().await })
+}
+
 /// Runs a training example to its end: progress on stderr, the summary as the last line on stdout.
 ///
 /// `customize` may put values into the builder; what it leaves is found by the names in the config.
@@ -129,7 +152,7 @@ fn start(
         builder = builder.observer(StopAfter { steps, interrupt });
     }
     let out = config.run.out.clone();
-    let outcome = futures_lite::future::block_on(async { customize(builder).build().await?.run().await })?;
+    let outcome = finish(customize(builder))?;
     eprintln!("wrote {}", out.display());
     Ok(Some(outcome))
 }

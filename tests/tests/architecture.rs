@@ -48,7 +48,8 @@ fn crates_depend_only_downwards() {
     let forbidden: BTreeMap<&str, &[&str]> = BTreeMap::from([
         (
             "miles-core",
-            ["miles-backend-cpu-ref", "miles-backend-cuda", "miles-grpo", "tokio", "rayon", "burn", "cudarc"].as_slice(),
+            ["miles-backend-cpu-ref", "miles-backend-cuda", "miles-grpo", "tokio", "rayon", "burn", "cudarc"]
+                .as_slice(),
         ),
         ("miles-backend-cpu-ref", ["miles-grpo", "miles-backend-cuda", "burn", "cudarc", "tokio"].as_slice()),
         ("miles-backend-cuda", ["miles-grpo", "miles-backend-cpu-ref"].as_slice()),
@@ -89,7 +90,8 @@ fn libraries_do_not_print_and_numerics_do_not_read_the_environment() {
     for name in ["miles-core", "miles-backend-cpu-ref", "miles-backend-cuda"] {
         for (path, text) in sources(&format!("{name}/src")) {
             for word in ["println!", "eprintln!", "std::env", "SystemTime", "todo!(", "unimplemented!("] {
-                let code = text.lines().filter(|line| !line.trim_start().starts_with("//")).any(|line| line.contains(word));
+                let code =
+                    text.lines().filter(|line| !line.trim_start().starts_with("//")).any(|line| line.contains(word));
                 assert!(!code, "{}: {word}", path.display());
             }
         }

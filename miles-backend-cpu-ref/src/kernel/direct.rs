@@ -23,26 +23,13 @@ pub(crate) struct Rows<'a> {
 pub(crate) const DIRECT_ROWS: usize = 32;
 
 /// Column blocks for few rows; a small weight stays on the calling thread.
-pub(crate) fn direct_blocks<'a>(
-    compute: &Compute,
-    out: &'a mut [f32],
-    [m, n, k]: [usize; 3],
-) -> Vec<Block<'a>> {
-    let threads = if n * k < SERIAL_WEIGHTS {
-        1
-    } else {
-        compute.threads()
-    };
+pub(crate) fn direct_blocks<'a>(compute: &Compute, out: &'a mut [f32], [m, n, k]: [usize; 3]) -> Vec<Block<'a>> {
+    let threads = if n * k < SERIAL_WEIGHTS { 1 } else { compute.threads() };
     balanced(out, m, n, DIRECT_ROWS, threads)
 }
 
 /// Fills a block by the tile that suits its number of rows.
-pub(crate) fn direct_block<T: Panel>(
-    isa: Isa,
-    x: Rows,
-    panel_at: impl Fn(usize) -> T,
-    block: &mut Block,
-) {
+pub(crate) fn direct_block<T: Panel>(isa: Isa, x: Rows, panel_at: impl Fn(usize) -> T, block: &mut Block) {
     match block.rows.len() {
         1 => direct_tiles::<T, 1, 4>(isa, x, panel_at, block),
         2 => direct_tiles::<T, 2, 2>(isa, x, panel_at, block),
@@ -62,14 +49,12 @@ pub(crate) fn direct_tiles<T: Panel, const R: usize, const P: usize>(
     let (k, scales_per_row) = (x.k, x.promotion.blocks);
     let (first_row, first_panel, panels) = (block.first_row, block.first_panel, block.panels());
     for panel in (0..panels).step_by(P) {
-        let tile_panels: [T; P] =
-            std::array::from_fn(|p| panel_at(first_panel + (panel + p).min(panels - 1)));
+        let tile_panels: [T; P] = std::array::from_fn(|p| panel_at(first_panel + (panel + p).min(panels - 1)));
         for (tile, rows) in block.rows.chunks_mut(R).enumerate() {
             let row_at = |r: usize| first_row + tile * R + r.min(rows.len() - 1);
             let values = std::array::from_fn(|r| &x.values[row_at(r) * k..][..k]);
-            let row_scales = std::array::from_fn(|r| {
-                &x.promotion.row_scales[row_at(r) * scales_per_row..][..scales_per_row]
-            });
+            let row_scales =
+                std::array::from_fn(|r| &x.promotion.row_scales[row_at(r) * scales_per_row..][..scales_per_row]);
             let acc = direct::<T, R, P>(isa, values, row_scales, tile_panels);
             for (row, acc) in rows.iter_mut().zip(&acc) {
                 for (p, acc) in acc.iter().enumerate().take(panels - panel) {
@@ -112,8 +97,7 @@ fn direct_body<T: Panel, const R: usize, const P: usize>(
         for p in 0..P {
             scales[p] = panels[p].scales(block);
         }
-        let codes: [&[T::Codes]; P] =
-            std::array::from_fn(|p| &panels[p].codes()[start..start + len]);
+        let codes: [&[T::Codes]; P] = std::array::from_fn(|p| &panels[p].codes()[start..start + len]);
         let xs: [&[f32]; R] = std::array::from_fn(|r| &x[r][start..start + len]);
         if T::PROMOTED {
             let mut partial = [[[0.0; PANEL]; P]; R];

@@ -33,12 +33,7 @@ pub(crate) fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
 
 /// `acc = fma(2 partial, RN(s_x * s_w), acc)` in 16 columns; see [`super::panel::FP8_ROW_LIFT`] for the 2.
 #[inline(always)]
-pub(crate) fn promote(
-    partial: &[f32; PANEL],
-    row_scale: f32,
-    scales: &[f32; PANEL],
-    acc: &mut [f32; PANEL],
-) {
+pub(crate) fn promote(partial: &[f32; PANEL], row_scale: f32, scales: &[f32; PANEL], acc: &mut [f32; PANEL]) {
     for j in 0..PANEL {
         acc[j] = (partial[j] + partial[j]).mul_add(row_scale * scales[j], acc[j]);
     }
@@ -61,30 +56,21 @@ pub(crate) fn product(
         return;
     }
     let (isa, rows) = (compute.isa(), x.len() / k_len);
-    compute.for_each(
-        balanced(out, rows, cols, BAND_ROWS, compute.threads()),
-        |mut block| {
-            let mut lines = vec![Line::ZERO; K_BLOCK.min(k_len)];
-            for panel in 0..block.panels() {
-                for k in (0..k_len).step_by(K_BLOCK) {
-                    let lines = &mut lines[..K_BLOCK.min(k_len - k)];
-                    source.fill(isa, block.first_panel + panel, k..k + lines.len(), lines);
-                    let from_output = k > 0 || start == Start::Output;
-                    block.for_each_tile(|first_row, rows| {
-                        let mut acc = load(rows, panel, from_output);
-                        tile(
-                            isa,
-                            &x[first_row * k_len + k..],
-                            k_len,
-                            lines,
-                            &mut acc[..rows.len()],
-                        );
-                        store(rows, panel, &acc[..]);
-                    });
-                }
+    compute.for_each(balanced(out, rows, cols, BAND_ROWS, compute.threads()), |mut block| {
+        let mut lines = vec![Line::ZERO; K_BLOCK.min(k_len)];
+        for panel in 0..block.panels() {
+            for k in (0..k_len).step_by(K_BLOCK) {
+                let lines = &mut lines[..K_BLOCK.min(k_len - k)];
+                source.fill(isa, block.first_panel + panel, k..k + lines.len(), lines);
+                let from_output = k > 0 || start == Start::Output;
+                block.for_each_tile(|first_row, rows| {
+                    let mut acc = load(rows, panel, from_output);
+                    tile(isa, &x[first_row * k_len + k..], k_len, lines, &mut acc[..rows.len()]);
+                    store(rows, panel, &acc[..]);
+                });
             }
-        },
-    );
+        }
+    });
 }
 
 /// The promoted product of [`Panel::PROMOTED`] codes: a chain of its own per block of `T::BLOCK` k.
@@ -106,25 +92,15 @@ pub(crate) fn promoted_block<T: Panel>(
             let scales = codes.scales(k_block);
             block.for_each_tile(|first_row, rows| {
                 let mut partial = [[0.0; PANEL]; ROW_TILE];
-                tile(
-                    isa,
-                    &x[first_row * k_len + k..],
-                    k_len,
-                    lines,
-                    &mut partial[..rows.len()],
-                );
+                tile(isa, &x[first_row * k_len + k..], k_len, lines, &mut partial[..rows.len()]);
                 let mut acc = load(rows, panel, k_block > 0);
-                let row_scales = promotion.row_scales[first_row * promotion.blocks + k_block..]
-                    .iter()
-                    .step_by(promotion.blocks);
+                let row_scales =
+                    promotion.row_scales[first_row * promotion.blocks + k_block..].iter().step_by(promotion.blocks);
                 isa.run(
                     #[inline(always)]
                     || {
-                        for ((acc, partial), &row_scale) in acc
-                            .iter_mut()
-                            .zip(&partial)
-                            .zip(row_scales)
-                            .take(rows.len())
+                        for ((acc, partial), &row_scale) in
+                            acc.iter_mut().zip(&partial).zip(row_scales).take(rows.len())
                         {
                             promote(partial, row_scale, &scales, acc);
                         }
@@ -149,13 +125,7 @@ fn tile(isa: Isa, x: &[f32], stride: usize, lines: &[Line], acc: &mut [[f32; PAN
 
 /// The register tile: `R` rows, 16 columns. Rows beyond `acc` repeat the last one and are dropped.
 #[inline(never)]
-fn tile_of<const R: usize>(
-    isa: Isa,
-    x: &[f32],
-    stride: usize,
-    lines: &[Line],
-    acc: &mut [[f32; PANEL]],
-) {
+fn tile_of<const R: usize>(isa: Isa, x: &[f32], stride: usize, lines: &[Line], acc: &mut [[f32; PANEL]]) {
     let last = acc.len() - 1;
     let rows: [&[f32]; R] = std::array::from_fn(|r| &x[r.min(last) * stride..][..lines.len()]);
     let mut sums: [[f32; PANEL]; R] = std::array::from_fn(|r| acc[r.min(last)]);

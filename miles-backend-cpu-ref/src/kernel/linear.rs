@@ -58,71 +58,31 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
     check("output", out.len(), m * n);
     match (x, &w.store) {
         (
-            Activations::Nvfp4 {
-                codes,
-                scales,
-                token_scales,
-            },
-            Store::Nvfp4 {
-                codes: w_codes,
-                scales: w_scales,
-                outer_scale,
-            },
+            Activations::Nvfp4 { codes, scales, token_scales },
+            Store::Nvfp4 { codes: w_codes, scales: w_scales, outer_scale },
         ) => {
             check("NVFP4 activation bytes", codes.len(), m * k.div_ceil(2));
-            check(
-                "NVFP4 activation scales",
-                scales.len(),
-                m * k.div_ceil(NVFP4_BLOCK),
-            );
+            check("NVFP4 activation scales", scales.len(), m * k.div_ceil(NVFP4_BLOCK));
             check("NVFP4 token scales", token_scales.len(), m);
             let rows = nvfp4::Rows::prepare(codes, scales, token_scales, k);
-            let weight = nvfp4::Weight {
-                codes: w_codes,
-                scales: w_scales,
-                outer_scale: *outer_scale,
-            };
+            let weight = nvfp4::Weight { codes: w_codes, scales: w_scales, outer_scale: *outer_scale };
             nvfp4::product(compute, &rows, weight, out, n);
         }
-        (
-            Activations::Fp8Block { codes, scales },
-            Store::Fp8Block {
-                codes: w_codes,
-                scales: w_scales,
-                extreme,
-            },
-        ) => {
+        (Activations::Fp8Block { codes, scales }, Store::Fp8Block { codes: w_codes, scales: w_scales, extreme }) => {
             let blocks = k.div_ceil(FP8_BLOCK);
             check("block-FP8 activation codes", codes.len(), m * k);
             check("block-FP8 activation scales", scales.len(), m * blocks);
-            let lifted: Vec<f32> = codes
-                .iter()
-                .map(|&code| e4m3(code) * FP8_ROW_LIFT)
-                .collect();
-            let rows = Rows {
-                values: &lifted,
-                k,
-                promotion: Promotion {
-                    row_scales: scales,
-                    blocks,
-                },
-            };
+            let lifted: Vec<f32> = codes.iter().map(|&code| e4m3(code) * FP8_ROW_LIFT).collect();
+            let rows = Rows { values: &lifted, k, promotion: Promotion { row_scales: scales, blocks } };
             fp8_block(compute, rows, w_codes, w_scales, extreme, out, n);
         }
         (Activations::Values(values), Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. }) => {
             check("activation values", values.len(), m * k);
             chained(compute, values, m, w, out);
         }
-        (
-            Activations::Mxfp8 { codes, scales },
-            Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. },
-        ) => {
+        (Activations::Mxfp8 { codes, scales }, Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. }) => {
             check("MXFP8 activation codes", codes.len(), m * k);
-            check(
-                "MXFP8 activation scales",
-                scales.len(),
-                m * k.div_ceil(MXFP8_BLOCK),
-            );
+            check("MXFP8 activation scales", scales.len(), m * k.div_ceil(MXFP8_BLOCK));
             chained(compute, &mxfp8_values(codes, scales, k), m, w, out);
         }
         _ => no_common_product(),
@@ -134,10 +94,7 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
 pub fn mxfp8_values(codes: &[u8], scales: &[u8], k: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(codes.len());
     if k > 0 {
-        for (row, scales) in codes
-            .chunks_exact(k)
-            .zip(scales.chunks_exact(k.div_ceil(MXFP8_BLOCK)))
-        {
+        for (row, scales) in codes.chunks_exact(k).zip(scales.chunks_exact(k.div_ceil(MXFP8_BLOCK))) {
             for (block, &scale) in row.chunks(MXFP8_BLOCK).zip(scales) {
                 let scale = e8m0(scale);
                 values.extend(block.iter().map(|&code| e4m3(code) * scale));
@@ -153,53 +110,19 @@ fn chained(compute: &Compute, x: &[f32], m: usize, w: &PackedWeight, out: &mut [
     if m > DIRECT_ROWS || k == 0 {
         return product(compute, x, k, w, Start::Zero, out, n);
     }
-    let rows = Rows {
-        values: x,
-        k,
-        promotion: Promotion {
-            row_scales: &[],
-            blocks: 0,
-        },
-    };
+    let rows = Rows { values: x, k, promotion: Promotion { row_scales: &[], blocks: 0 } };
     let isa = compute.isa();
-    compute.for_each(
-        direct_blocks(compute, out, [m, n, k]),
-        |mut block| match &w.store {
-            Store::F32(lines) => direct_block(
-                isa,
-                rows,
-                |p| F32Panel(&lines[p * k..(p + 1) * k]),
-                &mut block,
-            ),
-            Store::Bf16(codes) => direct_block(
-                isa,
-                rows,
-                |p| Bf16Panel(&codes[p * k..(p + 1) * k]),
-                &mut block,
-            ),
-            Store::Mxfp8 {
-                codes,
-                scales,
-                extreme,
-            } if any_extreme(extreme, &block) => {
-                direct_tiles::<_, 1, 1>(
-                    isa,
-                    rows,
-                    |p| mxfp8_panel::<true>(codes, scales, k, p),
-                    &mut block,
-                );
-            }
-            Store::Mxfp8 { codes, scales, .. } => {
-                direct_block(
-                    isa,
-                    rows,
-                    |p| mxfp8_panel::<false>(codes, scales, k, p),
-                    &mut block,
-                );
-            }
-            Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
-        },
-    );
+    compute.for_each(direct_blocks(compute, out, [m, n, k]), |mut block| match &w.store {
+        Store::F32(lines) => direct_block(isa, rows, |p| F32Panel(&lines[p * k..(p + 1) * k]), &mut block),
+        Store::Bf16(codes) => direct_block(isa, rows, |p| Bf16Panel(&codes[p * k..(p + 1) * k]), &mut block),
+        Store::Mxfp8 { codes, scales, extreme } if any_extreme(extreme, &block) => {
+            direct_tiles::<_, 1, 1>(isa, rows, |p| mxfp8_panel::<true>(codes, scales, k, p), &mut block);
+        }
+        Store::Mxfp8 { codes, scales, .. } => {
+            direct_block(isa, rows, |p| mxfp8_panel::<false>(codes, scales, k, p), &mut block);
+        }
+        Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
+    });
 }
 
 fn fp8_block(
@@ -228,14 +151,7 @@ fn fp8_block(
             (false, false) => direct_block(isa, rows, plain, &mut block),
             (false, true) => direct_tiles::<_, 1, 1>(isa, rows, extreme_panel, &mut block),
             (true, false) => promoted_block(isa, rows.values, k, rows.promotion, plain, &mut block),
-            (true, true) => promoted_block(
-                isa,
-                rows.values,
-                k,
-                rows.promotion,
-                extreme_panel,
-                &mut block,
-            ),
+            (true, true) => promoted_block(isa, rows.values, k, rows.promotion, extreme_panel, &mut block),
         }
     });
 }

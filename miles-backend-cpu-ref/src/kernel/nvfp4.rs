@@ -53,33 +53,23 @@ impl<'a> Rows<'a> {
                 out[k] = 0;
             }
         }
-        let sum =
-            |block: &[i8; NVFP4_BLOCK]| block.iter().map(|&code| i16::from(code)).sum::<i16>();
+        let sum = |block: &[i8; NVFP4_BLOCK]| block.iter().map(|&code| i16::from(code)).sum::<i16>();
         let offsets = doubled.iter().map(|block| -12 * sum(block)).collect();
         let scales = scales.iter().map(|&code| 0.25 * e4m3(code)).collect();
-        Rows {
-            codes: doubled,
-            offsets,
-            scales,
-            token_scales,
-            blocks,
-        }
+        Rows { codes: doubled, offsets, scales, token_scales, blocks }
     }
 }
 
 /// `out[rows, n] = x · wᵀ`.
 pub(crate) fn product(compute: &Compute, x: &Rows, w: Weight, out: &mut [f32], n: usize) {
     let rows = x.token_scales.len();
-    compute.for_each(
-        balanced(out, rows, n, BAND_ROWS, compute.threads()),
-        |mut block| {
-            #[cfg(target_arch = "x86_64")]
-            if compute.isa().has_avx2_fma() {
-                return super::nvfp4_avx2::block(compute.isa(), x, w, &mut block);
-            }
-            scalar_block(x, w, &mut block);
-        },
-    );
+    compute.for_each(balanced(out, rows, n, BAND_ROWS, compute.threads()), |mut block| {
+        #[cfg(target_arch = "x86_64")]
+        if compute.isa().has_avx2_fma() {
+            return super::nvfp4_avx2::block(compute.isa(), x, w, &mut block);
+        }
+        scalar_block(x, w, &mut block);
+    });
 }
 
 /// The readable form.

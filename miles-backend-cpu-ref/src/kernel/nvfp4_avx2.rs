@@ -58,8 +58,7 @@ fn tile_rows<const R: usize>(
 ) {
     let blocks = codes.len();
     let row_at = |r: usize| first_row + r.min(out.len() - 1);
-    let x_codes: [&[[i8; NVFP4_BLOCK]]; R] =
-        std::array::from_fn(|r| &x.codes[row_at(r) * blocks..][..blocks]);
+    let x_codes: [&[[i8; NVFP4_BLOCK]]; R] = std::array::from_fn(|r| &x.codes[row_at(r) * blocks..][..blocks]);
     let x_scales: [&[f32]; R] = std::array::from_fn(|r| &x.scales[row_at(r) * blocks..][..blocks]);
     let offsets: [&[i16]; R] = std::array::from_fn(|r| &x.offsets[row_at(r) * blocks..][..blocks]);
     let table = _mm256_broadcastsi128_si256(load_16(&OFFSET_CODES));
@@ -73,15 +72,11 @@ fn tile_rows<const R: usize>(
         for quarter in 0..4 {
             let bytes = load_32(&codes[b].0[quarter]);
             let low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, nibble));
-            let high = _mm256_shuffle_epi8(
-                table,
-                _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble),
-            );
+            let high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble));
             for r in 0..R {
                 let x = &x_codes[r][b];
                 let first = i16::from_le_bytes([x[4 * quarter] as u8, x[4 * quarter + 1] as u8]);
-                let second =
-                    i16::from_le_bytes([x[4 * quarter + 2] as u8, x[4 * quarter + 3] as u8]);
+                let second = i16::from_le_bytes([x[4 * quarter + 2] as u8, x[4 * quarter + 3] as u8]);
                 let pair = _mm256_add_epi16(
                     _mm256_maddubs_epi16(low, _mm256_set1_epi16(first)),
                     _mm256_maddubs_epi16(high, _mm256_set1_epi16(second)),
@@ -90,16 +85,10 @@ fn tile_rows<const R: usize>(
             }
         }
         let scale_codes = load_16(&scales[b]);
-        let w_scales = [
-            scale_values(scale_codes),
-            scale_values(_mm_srli_si128::<8>(scale_codes)),
-        ];
+        let w_scales = [scale_values(scale_codes), scale_values(_mm_srli_si128::<8>(scale_codes))];
         for r in 0..R {
             let row_scale = _mm256_set1_ps(x_scales[r][b]);
-            let halves = [
-                _mm256_castsi256_si128(dots[r]),
-                _mm256_extracti128_si256::<1>(dots[r]),
-            ];
+            let halves = [_mm256_castsi256_si128(dots[r]), _mm256_extracti128_si256::<1>(dots[r])];
             for h in 0..2 {
                 let dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(halves[h]));
                 acc[r][h] = _mm256_fmadd_ps(dot, _mm256_mul_ps(row_scale, w_scales[h]), acc[r][h]);

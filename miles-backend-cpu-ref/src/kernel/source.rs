@@ -11,36 +11,14 @@ impl PanelSource for PackedWeight {
     fn fill(&self, isa: Isa, panel: usize, k: Range<usize>, lines: &mut [Line]) {
         let k_len = self.k();
         match &self.store {
-            Store::F32(all) => fill(
-                isa,
-                F32Panel(&all[panel * k_len..(panel + 1) * k_len]),
-                k,
-                lines,
-            ),
-            Store::Bf16(codes) => fill(
-                isa,
-                Bf16Panel(&codes[panel * k_len..(panel + 1) * k_len]),
-                k,
-                lines,
-            ),
-            Store::Mxfp8 {
-                codes,
-                scales,
-                extreme,
-            } if extreme[panel] => {
-                fill(
-                    isa,
-                    mxfp8_panel::<true>(codes, scales, k_len, panel),
-                    k,
-                    lines,
-                );
+            Store::F32(all) => fill(isa, F32Panel(&all[panel * k_len..(panel + 1) * k_len]), k, lines),
+            Store::Bf16(codes) => fill(isa, Bf16Panel(&codes[panel * k_len..(panel + 1) * k_len]), k, lines),
+            Store::Mxfp8 { codes, scales, extreme } if extreme[panel] => {
+                fill(isa, mxfp8_panel::<true>(codes, scales, k_len, panel), k, lines);
             }
-            Store::Mxfp8 { codes, scales, .. } => fill(
-                isa,
-                mxfp8_panel::<false>(codes, scales, k_len, panel),
-                k,
-                lines,
-            ),
+            Store::Mxfp8 { codes, scales, .. } => {
+                fill(isa, mxfp8_panel::<false>(codes, scales, k_len, panel), k, lines)
+            }
             Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
         }
     }
@@ -55,10 +33,7 @@ pub(crate) fn mxfp8_panel<'a, const EXTREME: bool>(
     panel: usize,
 ) -> Mxfp8Panel<'a, EXTREME> {
     let blocks = k.div_ceil(MXFP8_BLOCK);
-    Mxfp8Panel {
-        codes: &codes[panel * k..(panel + 1) * k],
-        scales: &scales[panel * blocks..(panel + 1) * blocks],
-    }
+    Mxfp8Panel { codes: &codes[panel * k..(panel + 1) * k], scales: &scales[panel * blocks..(panel + 1) * blocks] }
 }
 
 /// One panel of a block-FP8 weight.
@@ -70,10 +45,7 @@ pub(crate) fn fp8_panel<'a, const EXTREME: bool>(
     panel: usize,
 ) -> Fp8BlockPanel<'a, EXTREME> {
     let blocks = k.div_ceil(FP8_BLOCK);
-    Fp8BlockPanel {
-        codes: &codes[panel * k..(panel + 1) * k],
-        scales: &scales[panel * blocks..(panel + 1) * blocks],
-    }
+    Fp8BlockPanel { codes: &codes[panel * k..(panel + 1) * k], scales: &scales[panel * blocks..(panel + 1) * blocks] }
 }
 
 /// Refuses a pair of formats.

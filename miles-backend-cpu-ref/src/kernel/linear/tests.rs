@@ -6,17 +6,8 @@ use case::{case, operand};
 
 mod case;
 
-const FORMATS: [&str; 9] = [
-    "f32",
-    "bf16",
-    "mxfp8",
-    "mxfp8 extreme",
-    "nvfp4",
-    "nvfp4 extreme",
-    "fp8",
-    "fp8 extreme",
-    "fp8 rows",
-];
+const FORMATS: [&str; 9] =
+    ["f32", "bf16", "mxfp8", "mxfp8 extreme", "nvfp4", "nvfp4 extreme", "fp8", "fp8 extreme", "fp8 rows"];
 
 #[test]
 fn every_format_equals_its_naive_loop_bit_for_bit() {
@@ -59,13 +50,7 @@ fn large_products_use_every_block_and_keep_the_bits() {
         for compute in computes() {
             let w = case.w.pack(&compute, case.n, case.k);
             let mut out = vec![f32::NAN; case.m * case.n];
-            linear(
-                &compute,
-                case.x.activations(case.k, 0..case.m),
-                case.m,
-                &w,
-                &mut out,
-            );
+            linear(&compute, case.x.activations(case.k, 0..case.m), case.m, &w, &mut out);
             assert_same_bits(&want, &out, format);
         }
     }
@@ -92,16 +77,9 @@ fn a_row_does_not_see_its_batch() {
 fn products_agree_with_double_precision() {
     for format in ["f32", "bf16", "mxfp8", "nvfp4", "fp8", "fp8 rows"] {
         let case = case(format, 9, 40, 300);
-        let scale = case
-            .double_precision()
-            .iter()
-            .fold(1.0f64, |a, b| a.max(b.abs()));
+        let scale = case.double_precision().iter().fold(1.0f64, |a, b| a.max(b.abs()));
         let want: Vec<f64> = case.double_precision().iter().map(|v| v / scale).collect();
-        let got: Vec<f32> = case
-            .naive()
-            .iter()
-            .map(|&v| (f64::from(v) / scale) as f32)
-            .collect();
+        let got: Vec<f32> = case.naive().iter().map(|&v| (f64::from(v) / scale) as f32).collect();
         assert_close(&want, &got, 1e-5, format);
     }
 }
@@ -122,11 +100,5 @@ fn memory_is_codes_and_scales() {
 fn formats_without_a_common_product_are_refused() {
     let compute = &computes()[1];
     let w = operand("nvfp4", 1, 16, 16, true).pack(compute, 16, 16);
-    linear(
-        compute,
-        Activations::Values(&[0.0; 16]),
-        1,
-        &w,
-        &mut [0.0; 16],
-    );
+    linear(compute, Activations::Values(&[0.0; 16]), 1, &w, &mut [0.0; 16]);
 }

@@ -20,20 +20,9 @@ pub struct Case {
 pub enum Operand {
     F32(Vec<f32>),
     Bf16(Vec<u16>),
-    Mxfp8 {
-        codes: Vec<u8>,
-        scales: Vec<u8>,
-    },
-    Nvfp4 {
-        codes: Vec<u8>,
-        scales: Vec<u8>,
-        outer: Vec<f32>,
-    },
-    Fp8 {
-        codes: Vec<u8>,
-        scales: Vec<f32>,
-        scale_rows: usize,
-    },
+    Mxfp8 { codes: Vec<u8>, scales: Vec<u8> },
+    Nvfp4 { codes: Vec<u8>, scales: Vec<u8>, outer: Vec<f32> },
+    Fp8 { codes: Vec<u8>, scales: Vec<f32>, scale_rows: usize },
 }
 
 impl Operand {
@@ -41,23 +30,17 @@ impl Operand {
         let cut = |per_row: usize| rows.start * per_row..rows.end * per_row;
         match self {
             Operand::F32(values) => Activations::Values(&values[cut(k)]),
-            Operand::Mxfp8 { codes, scales } => Activations::Mxfp8 {
-                codes: &codes[cut(k)],
-                scales: &scales[cut(k.div_ceil(32))],
-            },
-            Operand::Nvfp4 {
-                codes,
-                scales,
-                outer,
-            } => Activations::Nvfp4 {
+            Operand::Mxfp8 { codes, scales } => {
+                Activations::Mxfp8 { codes: &codes[cut(k)], scales: &scales[cut(k.div_ceil(32))] }
+            }
+            Operand::Nvfp4 { codes, scales, outer } => Activations::Nvfp4 {
                 codes: &codes[cut(k.div_ceil(2))],
                 scales: &scales[cut(k.div_ceil(16))],
                 token_scales: &outer[rows.clone()],
             },
-            Operand::Fp8 { codes, scales, .. } => Activations::Fp8Block {
-                codes: &codes[cut(k)],
-                scales: &scales[cut(k.div_ceil(128))],
-            },
+            Operand::Fp8 { codes, scales, .. } => {
+                Activations::Fp8Block { codes: &codes[cut(k)], scales: &scales[cut(k.div_ceil(128))] }
+            }
             Operand::Bf16(_) => unreachable!("activations are values"),
         }
     }
@@ -66,19 +49,11 @@ impl Operand {
         match self {
             Operand::F32(values) => PackedWeight::from_f32(compute, values, n, k),
             Operand::Bf16(bits) => PackedWeight::from_bf16(compute, bits, n, k),
-            Operand::Mxfp8 { codes, scales } => {
-                PackedWeight::from_mxfp8(compute, codes, scales, n, k)
+            Operand::Mxfp8 { codes, scales } => PackedWeight::from_mxfp8(compute, codes, scales, n, k),
+            Operand::Nvfp4 { codes, scales, outer } => PackedWeight::from_nvfp4(compute, codes, scales, outer[0], n, k),
+            Operand::Fp8 { codes, scales, scale_rows } => {
+                PackedWeight::from_fp8_block(compute, codes, scales, *scale_rows, n, k)
             }
-            Operand::Nvfp4 {
-                codes,
-                scales,
-                outer,
-            } => PackedWeight::from_nvfp4(compute, codes, scales, outer[0], n, k),
-            Operand::Fp8 {
-                codes,
-                scales,
-                scale_rows,
-            } => PackedWeight::from_fp8_block(compute, codes, scales, *scale_rows, n, k),
         }
     }
 
@@ -87,26 +62,15 @@ impl Operand {
         match self {
             Operand::F32(values) => (values[row * k + i], 1.0),
             Operand::Bf16(bits) => (bf16(bits[row * k + i]), 1.0),
-            Operand::Mxfp8 { codes, scales } => (
-                e4m3(codes[row * k + i]),
-                e8m0(scales[row * k.div_ceil(32) + i / 32]),
-            ),
+            Operand::Mxfp8 { codes, scales } => (e4m3(codes[row * k + i]), e8m0(scales[row * k.div_ceil(32) + i / 32])),
             Operand::Nvfp4 { codes, scales, .. } => {
                 let byte = codes[row * k.div_ceil(2) + i / 2];
                 let code = if i.is_multiple_of(2) { byte } else { byte >> 4 };
-                (
-                    f32::from(e2m1_doubled(code)) * 0.5,
-                    e4m3(scales[row * k.div_ceil(16) + i / 16]),
-                )
+                (f32::from(e2m1_doubled(code)) * 0.5, e4m3(scales[row * k.div_ceil(16) + i / 16]))
             }
-            Operand::Fp8 {
-                codes,
-                scales,
-                scale_rows,
-            } => (
-                e4m3(codes[row * k + i]),
-                scales[row / scale_rows * k.div_ceil(128) + i / 128],
-            ),
+            Operand::Fp8 { codes, scales, scale_rows } => {
+                (e4m3(codes[row * k + i]), scales[row / scale_rows * k.div_ceil(128) + i / 128])
+            }
         }
     }
 }
@@ -135,8 +99,7 @@ impl Case {
             let end = self.k.min(start.saturating_add(block));
             let mut partial = 0.0f32;
             for kk in start..end {
-                let ((a, a_scale), (b, b_scale)) =
-                    (self.x.parts(i, kk, self.k), self.w.parts(j, kk, self.k));
+                let ((a, a_scale), (b, b_scale)) = (self.x.parts(i, kk, self.k), self.w.parts(j, kk, self.k));
                 if block == usize::MAX {
                     acc = (a * a_scale).mul_add(b * b_scale, acc);
                 } else {
@@ -150,9 +113,7 @@ impl Case {
             start = end;
         }
         match (&self.x, &self.w) {
-            (Operand::Nvfp4 { outer: token, .. }, Operand::Nvfp4 { outer, .. }) => {
-                acc * outer[0] * token[i]
-            }
+            (Operand::Nvfp4 { outer: token, .. }, Operand::Nvfp4 { outer, .. }) => acc * outer[0] * token[i],
             _ => acc,
         }
     }
@@ -169,9 +130,7 @@ impl Case {
         (0..self.m * self.n)
             .map(|at| {
                 let (i, j) = (at / self.n, at % self.n);
-                let sum: f64 = (0..self.k)
-                    .map(|kk| value(&self.x, i, kk) * value(&self.w, j, kk))
-                    .sum();
+                let sum: f64 = (0..self.k).map(|kk| value(&self.x, i, kk) * value(&self.w, j, kk)).sum();
                 sum * outer(&self.x, i) * outer(&self.w, 0)
             })
             .collect()
@@ -182,36 +141,14 @@ impl Case {
         for compute in computes() {
             let w = self.w.pack(&compute, self.n, self.k);
             let mut out = vec![f32::NAN; self.m * self.n];
-            linear(
-                &compute,
-                self.x.activations(self.k, 0..self.m),
-                self.m,
-                &w,
-                &mut out,
-            );
-            let what = format!(
-                "{what} {}x{}x{} {} {}",
-                self.m,
-                self.n,
-                self.k,
-                compute.isa().name(),
-                compute.threads()
-            );
+            linear(&compute, self.x.activations(self.k, 0..self.m), self.m, &w, &mut out);
+            let what =
+                format!("{what} {}x{}x{} {} {}", self.m, self.n, self.k, compute.isa().name(), compute.threads());
             assert_same_bits(&want, &out, &what);
             for row in 0..self.m {
                 let mut alone = vec![f32::NAN; self.n];
-                linear(
-                    &compute,
-                    self.x.activations(self.k, row..row + 1),
-                    1,
-                    &w,
-                    &mut alone,
-                );
-                assert_same_bits(
-                    &out[row * self.n..(row + 1) * self.n],
-                    &alone,
-                    &format!("{what} row {row} alone"),
-                );
+                linear(&compute, self.x.activations(self.k, row..row + 1), 1, &w, &mut alone);
+                assert_same_bits(&out[row * self.n..(row + 1) * self.n], &alone, &format!("{what} row {row} alone"));
             }
         }
     }
@@ -219,71 +156,39 @@ impl Case {
 
 /// E4M3 codes without NaN.
 fn finite_codes(seed: u64, count: usize) -> Vec<u8> {
-    bytes(seed, count)
-        .into_iter()
-        .map(|code| if e4m3(code).is_nan() { 0x3A } else { code })
-        .collect()
+    bytes(seed, count).into_iter().map(|code| if e4m3(code).is_nan() { 0x3A } else { code }).collect()
 }
 
 fn near(seed: u64, count: usize, lowest: u8, spread: u64) -> Vec<u8> {
-    words(seed, count)
-        .map(|word| lowest + (word % spread) as u8)
-        .collect()
+    words(seed, count).map(|word| lowest + (word % spread) as u8).collect()
 }
 
 pub fn operand(format: &str, seed: u64, rows: usize, k: usize, weight: bool) -> Operand {
     let fp4 = |scales| Operand::Nvfp4 {
         codes: bytes(seed, rows * k.div_ceil(2)),
         scales,
-        outer: numbers(seed + 50, rows.max(1))
-            .iter()
-            .map(|x| x.abs() + 0.01)
-            .collect(),
+        outer: numbers(seed + 50, rows.max(1)).iter().map(|x| x.abs() + 0.01).collect(),
     };
     match format {
-        "bf16" if weight => Operand::Bf16(
-            numbers(seed, rows * k)
-                .iter()
-                .map(|x| (x.to_bits() >> 16) as u16)
-                .collect(),
-        ),
+        "bf16" if weight => Operand::Bf16(numbers(seed, rows * k).iter().map(|x| (x.to_bits() >> 16) as u16).collect()),
         "f32" | "bf16" => Operand::F32(numbers(seed, rows * k)),
         "mxfp8" => Operand::Mxfp8 {
             codes: finite_codes(seed, rows * k),
             scales: near(seed + 1, rows * k.div_ceil(32), 112, 12),
         },
-        "mxfp8 extreme" => Operand::Mxfp8 {
-            codes: bytes(seed, rows * k),
-            scales: bytes(seed + 1, rows * k.div_ceil(32)),
-        },
+        "mxfp8 extreme" => {
+            Operand::Mxfp8 { codes: bytes(seed, rows * k), scales: bytes(seed + 1, rows * k.div_ceil(32)) }
+        }
         "nvfp4" => fp4(near(seed + 1, rows * k.div_ceil(16), 0x20, 0x50)),
         "nvfp4 extreme" => fp4(bytes(seed + 1, rows * k.div_ceil(16))),
         _ => {
-            let scale_rows = if weight && format != "fp8 rows" {
-                128
-            } else {
-                1
-            };
-            let codes = if format == "fp8 extreme" {
-                bytes(seed, rows * k)
-            } else {
-                finite_codes(seed, rows * k)
-            };
-            Operand::Fp8 {
-                codes,
-                scales: numbers(seed + 1, rows.div_ceil(scale_rows) * k.div_ceil(128)),
-                scale_rows,
-            }
+            let scale_rows = if weight && format != "fp8 rows" { 128 } else { 1 };
+            let codes = if format == "fp8 extreme" { bytes(seed, rows * k) } else { finite_codes(seed, rows * k) };
+            Operand::Fp8 { codes, scales: numbers(seed + 1, rows.div_ceil(scale_rows) * k.div_ceil(128)), scale_rows }
         }
     }
 }
 
 pub fn case(format: &str, m: usize, n: usize, k: usize) -> Case {
-    Case {
-        x: operand(format, 11, m, k, false),
-        w: operand(format, 23, n, k, true),
-        m,
-        n,
-        k,
-    }
+    Case { x: operand(format, 11, m, k, false), w: operand(format, 23, n, k, true), m, n, k }
 }
