@@ -44,7 +44,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(Path::new(model))?;
     let backend = CpuRef::new().backend()?;
     println!("{}; tokens per second", backend.device);
-    println!("{:<24}{:>10}{:>10}{:>10}{:>10}{:>10}  notes", "", "prefill", "decode 1", "decode 8", "decode 32", "train");
+    println!(
+        "{:<24}{:>10}{:>10}{:>10}{:>10}{:>10}  notes",
+        "", "prefill", "decode 1", "decode 8", "decode 32", "train"
+    );
     for recipe in RECIPES {
         let map = Arc::new(resolve(checkpoint.network(), recipe.parse::<Recipe>()?, &[])?);
         let rollout = rollout_rates(&backend, &checkpoint, &map)?;

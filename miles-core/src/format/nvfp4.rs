@@ -96,7 +96,7 @@ impl OuterScale {
 /// `codes` takes half a byte and `scales` one byte per started block of `values`.
 ///
 /// # Panics
-/// When `values` has odd length, or `codes` or `scales` has not exactly the length that `values` needs.
+/// When `codes` or `scales` has not exactly the length that `values` needs.
 pub fn quantize_row(values: &[f32], codes: &mut [u8], scales: &mut [u8]) -> OuterScale {
     let outer = OuterScale::from_amax(abs_max(values));
     quantize_row_with(values, &outer, codes, scales);
@@ -108,7 +108,7 @@ pub fn quantize_row(values: &[f32], codes: &mut [u8], scales: &mut [u8]) -> Oute
 /// # Panics
 /// As [`quantize_row`].
 pub fn quantize_row_with(values: &[f32], outer: &OuterScale, codes: &mut [u8], scales: &mut [u8]) {
-    assert_eq!(codes.len() * 2, values.len(), "two NVFP4 codes per byte");
+    assert_eq!(codes.len(), values.len().div_ceil(2), "two NVFP4 codes per byte");
     assert_eq!(scales.len(), values.len().div_ceil(BLOCK), "one NVFP4 scale per block of 16");
     let (blocks, tail) = values.as_chunks::<BLOCK>();
     let (code_blocks, code_tail) = codes.as_chunks_mut::<{ BLOCK / 2 }>();
@@ -144,10 +144,10 @@ impl FormatRule for Nvfp4 {
         let format = self.id();
         check_format(&format, &spec.format)?;
         let (lines, length) = lines_and_length(spec.axis, rows, cols);
-        if length % 2 != 0 {
+        if spec.axis == Axis::Row && length % 2 != 0 {
             return Err(FormatError::OddLength { format, axis: spec.axis, rows, cols });
         }
-        let Some(codes_bytes) = lines.checked_mul(length / 2) else {
+        let Some(codes_bytes) = lines.checked_mul(length.div_ceil(2)) else {
             return Err(FormatError::TooLarge { format, rows, cols });
         };
         let outer_len = match spec.scope {
@@ -229,7 +229,7 @@ fn quantize_source(
     let mut own = Vec::with_capacity(if shared.is_some() { 0 } else { lines });
     let quantize_line = |line: usize, values: &[f32]| {
         let outer = shared.unwrap_or_else(|| OuterScale::from_amax(abs_max(values)));
-        let line_codes = &mut codes[line * (length / 2)..][..length / 2];
+        let line_codes = &mut codes[line * length.div_ceil(2)..][..length.div_ceil(2)];
         let line_scales = &mut scales[line * layout.scale_cols..][..layout.scale_cols];
         quantize_row_with(values, &outer, line_codes, line_scales);
         if shared.is_none() {
@@ -266,12 +266,14 @@ fn decode_blocks(tensor: &QuantizedTensor, value: impl Fn(usize, f32, f32) -> f3
     let scales = tensor.scales().as_u8().unwrap_or_default();
     let mut values = Vec::with_capacity(lines * length);
     for line in 0..lines {
-        let codes = &tensor.codes()[line * (length / 2)..][..length / 2];
+        let codes = &tensor.codes()[line * length.div_ceil(2)..][..length.div_ceil(2)];
         let line_scales = &scales[line * tensor.scale_cols()..][..tensor.scale_cols()];
         for (packed, &scale) in codes.chunks(BLOCK / 2).zip(line_scales) {
             let scale = e4m3::decode(scale);
             values.extend(packed.iter().flat_map(|&byte| e2m1::decode_pair(byte)).map(|code| value(line, scale, code)));
         }
+        // A column of an odd number of tokens ends in half a byte of padding.
+        values.truncate((line + 1) * length);
     }
     Ok(match tensor.axis() {
         Axis::Row => values,

@@ -81,7 +81,7 @@ impl QuantizedTensor {
     ///
     /// | format | row axis | column axis |
     /// |---|---|---|
-    /// | `nvfp4` | `[rows, cols / 2]`, even element in the low nibble | transposed, `[cols, rows / 2]` |
+    /// | `nvfp4` | `[rows, cols / 2]`, even element in the low nibble | transposed, `[cols, ceil(rows / 2)]` |
     /// | `mxfp8` | `[rows, cols]` | `[rows, cols]` |
     /// | `fp8-block` | `[rows, cols]` | transposed, `[cols, rows]` |
     #[must_use]

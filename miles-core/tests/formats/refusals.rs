@@ -45,7 +45,7 @@ fn rejects_non_finite_weights_by_tensor_row_column_and_block() {
 }
 
 #[test]
-fn rejects_odd_lengths_in_nvfp4_only() {
+fn rejects_odd_rows_in_nvfp4_only() {
     let x = [1.0; 6];
     let source = Source::new(&x, 2, 3, SourceDtype::F32, None).unwrap();
     let spec = QuantizeSpec::activation(FormatId::nvfp4());
@@ -54,6 +54,17 @@ fn rejects_odd_lengths_in_nvfp4_only() {
     assert!(Nvfp4.quantize(&source, &spec.with_axis(Axis::Column)).is_ok());
     let spec = QuantizeSpec::activation(FormatId::mxfp8());
     assert!(Mxfp8.quantize(&source, &spec).is_ok());
+}
+
+#[test]
+fn an_odd_number_of_tokens_has_a_column_copy_padded_by_half_a_byte() {
+    let x: Vec<f32> = (0..15).map(|i| i as f32 - 7.0).collect();
+    let padded: Vec<f32> = x.iter().copied().chain([0.0; 3]).collect();
+    let spec = QuantizeSpec::activation(FormatId::nvfp4()).with_axis(Axis::Column);
+    let odd = Nvfp4.quantize(&Source::new(&x, 5, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+    let even = Nvfp4.quantize(&Source::new(&padded, 6, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+    assert_eq!((odd.codes(), odd.scales(), odd.outer()), (even.codes(), even.scales(), even.outer()));
+    assert_eq!(Nvfp4.dequantize(&odd).unwrap(), Nvfp4.dequantize(&even).unwrap()[..15]);
 }
 
 #[test]
