@@ -85,14 +85,19 @@ fn make(
         source.read(member, &mut values)?;
         let parameter = network.parameter(member);
         let (rows, cols) = parameter.rows_cols();
-        let whole_row = |_row, _column| 0;
-        Source::new(&values, rows, cols, SourceDtype::F32, Some(&parameter.name))?
-            .check_finite(NonFinite::Error, whole_row)?;
+        let check_finite = |values: &[f32]| {
+            let source = Source::new(values, rows, cols, SourceDtype::F32, Some(&parameter.name))?;
+            source.check_finite(NonFinite::Error, |_row, _column| 0)
+        };
+        check_finite(&values)?;
         let dtype = match map.entry(member).format {
             TensorFormat::Dense(dtype) => dtype,
             TensorFormat::Quantized(_) => Dtype::Bf16,
         };
         let original = DenseTensor::from_f32(dtype, parameter.shape.clone(), &values)?;
+        // Rounding makes a finite value beyond the number type's range infinite.
+        original.read_f32(&mut values);
+        check_finite(&values)?;
         originals.push(original);
     }
     let made: Vec<PolicyTensor> = match &map.entry(members[0]).format {
