@@ -1,4 +1,5 @@
 //! The rules of ARCHITECTURE.md, executed.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -11,9 +11,12 @@ use crate::support::files::edit_json;
 use crate::support::spy::{Log, logged};
 use crate::support::workspace::{Workspace, finish};
 
+/// Ids of a completion, and whether it ended by itself.
+type Ended = (Vec<u32>, bool);
+
 /// What the reward saw of each completion.
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<(Vec<u32>, bool)>>>);
+struct Seen(Arc<Mutex<Vec<Ended>>>);
 
 #[async_trait]
 impl Reward for Seen {

@@ -75,8 +75,8 @@ impl FakePolicy {
         let mut weight = 1.0;
         for &token in tokens.iter().rev() {
             let first = token as usize * self.hidden;
-            for column in 0..self.hidden {
-                into.embedding[first + column] += weight * d_state[column];
+            for (slot, slope) in into.embedding[first..].iter_mut().zip(&d_state) {
+                *slot += weight * slope;
             }
             weight *= DECAY;
         }
