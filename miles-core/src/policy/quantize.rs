@@ -107,14 +107,20 @@ impl Maker<'_> {
         self.source.read(id, &mut values)?;
         let parameter = self.network.parameter(id);
         let (rows, cols) = parameter.rows_cols();
+        let check_finite = |values: &[f32]| {
+            let source = Source::new(values, rows, cols, SourceDtype::F32, Some(&parameter.name))?;
+            source.check_finite(NonFinite::Error, |_row, _column| 0)
+        };
+        check_finite(&values)?;
         let dtype = match self.map.entry(id).format {
             TensorFormat::Dense(dtype) => dtype,
             TensorFormat::Quantized(_) => Dtype::Bf16,
         };
-        let whole_row = |_row, _column| 0;
-        Source::new(&values, rows, cols, SourceDtype::F32, Some(&parameter.name))?
-            .check_finite(NonFinite::Error, whole_row)?;
-        Ok(DenseTensor::from_f32(dtype, parameter.shape.clone(), &values)?)
+        let original = DenseTensor::from_f32(dtype, parameter.shape.clone(), &values)?;
+        // Rounding makes a finite value beyond the number type's range infinite.
+        original.read_f32(&mut values);
+        check_finite(&values)?;
+        Ok(original)
     }
 
     fn quantize(
