@@ -87,7 +87,13 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         threads: None,
     })?;
 
-    let right = Lesson { name: "right answers", first_step: 0, steps: options.right_steps, rate: 4e-3, teacher: Teacher::Right };
+    let right = Lesson {
+        name: "right answers",
+        first_step: 0,
+        steps: options.right_steps,
+        rate: 4e-3,
+        teacher: Teacher::Right,
+    };
     let slips = Lesson {
         name: "slips",
         first_step: options.right_steps,
