@@ -175,6 +175,7 @@ fn join(source: &Source<'_>, spec: &QuantizeSpec, bands: &[QuantizedTensor]) -> 
 const BAND_ELEMENTS: usize = 64 * 1024;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::num::NonZeroUsize;
 
