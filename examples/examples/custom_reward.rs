@@ -6,8 +6,6 @@
 //!
 //! Runs the quickstart's model for a few steps each way and shows that both runs end in the same policy.
 
-use std::error::Error;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use async_trait::async_trait;
@@ -16,8 +14,7 @@ use miles_backend_cpu_ref as _;
 use miles_core::plugin::{Reward, RewardError, RewardInput};
 use miles_core::register_reward;
 use miles_core::registry::RegistryError;
-use miles_examples::training::{finish, quickstart};
-use miles_grpo::{Plan, Run};
+use miles_examples::training::{BothWaysArgs, both_ways};
 use serde::Deserialize;
 
 /// The share of the answer's characters that the completion has in the right place, less a cost per extra character.
@@ -60,39 +57,16 @@ register_reward!("digit-match", |options| {
 /// Trains with a user's own reward, by value and by name.
 #[derive(Parser)]
 struct Arguments {
-    /// Steps of each run
-    #[arg(long, default_value_t = 5)]
-    steps: u64,
-    /// Output directory; each run gets a folder in it
-    #[arg(long, default_value = "runs/custom-reward")]
-    out: PathBuf,
+    #[command(flatten)]
+    both_ways: BothWaysArgs,
 }
 
 fn main() -> ExitCode {
-    miles_examples::exit(compare(&Arguments::parse()))
-}
-
-fn compare(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let by_value = finish(Run::builder(arguments.plan("by-value", &[])?).reward(DigitMatch { extra_cost: 0.5 }))?;
-    let by_name = finish(Run::builder(
-        arguments.plan("by-name", &["reward.name=digit-match", "reward.options.extra_cost=0.5"])?,
-    ))?;
-    println!("by value: {}", by_value.summary);
-    println!("by name:  {}", by_name.summary);
-    if by_value.summary.policy == by_name.summary.policy {
-        Ok(())
-    } else {
-        Err("the two runs ended in different policies".into())
-    }
-}
-
-impl Arguments {
-    /// The quickstart, shortened, in a folder of its own.
-    fn plan(&self, folder: &str, overrides: &[&str]) -> Result<Plan, Box<dyn Error>> {
-        let mut config = quickstart(&["run.existing=overwrite".to_owned(), "eval.every=0".to_owned()])?;
-        config.run.steps = self.steps;
-        config.run.out = self.out.join(folder);
-        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-        Ok(Plan::new(&config.with_overrides(&overrides)?)?)
-    }
+    let arguments = Arguments::parse();
+    let by_name = ["reward.name=digit-match", "reward.options.extra_cost=0.5"];
+    miles_examples::exit(both_ways(
+        &arguments.both_ways,
+        |builder| builder.reward(DigitMatch { extra_cost: 0.5 }),
+        &by_name,
+    ))
 }

@@ -9,8 +9,6 @@
 //! the same policy.
 
 use std::collections::BTreeMap;
-use std::error::Error;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -18,8 +16,7 @@ use miles_backend_cpu_ref as _;
 use miles_core::plugin::{Schedule, ScheduleView, Scheduler};
 use miles_core::random::{Stream, permutation};
 use miles_core::register_scheduler;
-use miles_examples::training::{finish, quickstart};
-use miles_grpo::{Plan, Run};
+use miles_examples::training::{BothWaysArgs, both_ways};
 use serde_json::{Value, json};
 
 /// Takes prompts in a shuffled order, those with the most uneven known rewards first.
@@ -63,37 +60,12 @@ register_scheduler!("frontier", |_options| Ok(Box::new(Frontier::default())));
 /// Trains with a user's own scheduler, by value and by name.
 #[derive(Parser)]
 struct Arguments {
-    /// Steps of each run
-    #[arg(long, default_value_t = 5)]
-    steps: u64,
-    /// Output directory; each run gets a folder in it
-    #[arg(long, default_value = "runs/custom-scheduler")]
-    out: PathBuf,
+    #[command(flatten)]
+    both_ways: BothWaysArgs,
 }
 
 fn main() -> ExitCode {
-    miles_examples::exit(compare(&Arguments::parse()))
-}
-
-fn compare(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let by_value = finish(Run::builder(arguments.plan("by-value", &[])?).scheduler(Frontier::default()))?;
-    let by_name = finish(Run::builder(arguments.plan("by-name", &["scheduler.name=frontier"])?))?;
-    println!("by value: {}", by_value.summary);
-    println!("by name:  {}", by_name.summary);
-    if by_value.summary.policy == by_name.summary.policy {
-        Ok(())
-    } else {
-        Err("the two runs ended in different policies".into())
-    }
-}
-
-impl Arguments {
-    /// The quickstart, shortened, in a folder of its own.
-    fn plan(&self, folder: &str, overrides: &[&str]) -> Result<Plan, Box<dyn Error>> {
-        let mut config = quickstart(&["run.existing=overwrite".to_owned(), "eval.every=0".to_owned()])?;
-        config.run.steps = self.steps;
-        config.run.out = self.out.join(folder);
-        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-        Ok(Plan::new(&config.with_overrides(&overrides)?)?)
-    }
+    let arguments = Arguments::parse();
+    let by_name = ["scheduler.name=frontier"];
+    miles_examples::exit(both_ways(&arguments.both_ways, |builder| builder.scheduler(Frontier::default()), &by_name))
 }

@@ -111,6 +111,44 @@ pub fn quickstart(overrides: &[String]) -> Result<RunConfig, ConfigErrors> {
     config.with_overrides(overrides)
 }
 
+/// Command-line arguments of the examples that run the quickstart with a plug-in passed in both ways.
+#[derive(Args, Clone, Debug)]
+pub struct BothWaysArgs {
+    /// Steps of each run
+    #[arg(long, default_value_t = 5)]
+    pub steps: u64,
+    /// Output directory; each run gets a folder in it
+    #[arg(long, value_name = "DIR", default_value = "runs/plugins")]
+    pub out: PathBuf,
+}
+
+/// Runs a shortened quickstart twice, with a plug-in as a value and by its registered name, and prints both last lines.
+///
+/// # Errors
+/// If a run fails, or the two end in different policies.
+pub fn both_ways(
+    args: &BothWaysArgs,
+    by_value: impl FnOnce(RunBuilder) -> RunBuilder,
+    by_name: &[&str],
+) -> Result<(), Box<dyn Error>> {
+    let plan = |folder: &str, overrides: &[&str]| -> Result<Plan, Box<dyn Error>> {
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        let mut config = quickstart(&overrides)?;
+        config.run.steps = args.steps;
+        config.run.out = args.out.join(folder);
+        Ok(Plan::new(&config.with_overrides(&["run.existing=overwrite".to_owned()])?)?)
+    };
+    let value = finish(by_value(Run::builder(plan("by-value", &[])?)))?;
+    println!("by value: {}", value.summary);
+    let name = finish(Run::builder(plan("by-name", by_name)?))?;
+    println!("by name:  {}", name.summary);
+    if value.summary.policy == name.summary.policy {
+        Ok(())
+    } else {
+        Err("the two runs ended in different policies".into())
+    }
+}
+
 /// Builds a run and takes it to its end.
 ///
 /// # Errors
