@@ -6,18 +6,15 @@
 //!
 //! Runs the quickstart's model for a few steps each way and shows that both runs end in the same policy.
 
-use std::error::Error;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use async_trait::async_trait;
 use clap::Parser;
-use futures_lite::future::block_on;
 use miles_backend_cpu_ref as _;
 use miles_core::plugin::{Reward, RewardError, RewardInput};
 use miles_core::register_reward;
 use miles_core::registry::RegistryError;
-use miles_grpo::{Outcome, Plan, Run, RunConfig};
+use miles_examples::training::{BothWaysArgs, both_ways};
 use serde::Deserialize;
 
 /// The share of the answer's characters that the completion has in the right place, less a cost per extra character.
@@ -60,46 +57,16 @@ register_reward!("digit-match", |options| {
 /// Trains with a user's own reward, by value and by name.
 #[derive(Parser)]
 struct Arguments {
-    /// Steps of each run
-    #[arg(long, default_value_t = 5)]
-    steps: u64,
-    /// Output directory; each run gets a folder in it
-    #[arg(long, default_value = "runs/custom-reward")]
-    out: PathBuf,
+    #[command(flatten)]
+    both_ways: BothWaysArgs,
 }
 
 fn main() -> ExitCode {
-    miles_examples::exit(compare(&Arguments::parse()))
-}
-
-fn compare(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let by_value = {
-        let plan = Plan::new(&config(arguments, "by-value", &[])?)?;
-        finish(Run::builder(plan).reward(DigitMatch { extra_cost: 0.5 }))?
-    };
-    let by_name = {
-        let named = ["reward.name=digit-match".to_owned(), "reward.options.extra_cost=0.5".to_owned()];
-        finish(Run::builder(Plan::new(&config(arguments, "by-name", &named)?)?))?
-    };
-    println!("by value: {}", by_value.summary);
-    println!("by name:  {}", by_name.summary);
-    if by_value.summary.policy == by_name.summary.policy {
-        Ok(())
-    } else {
-        Err("the two runs ended in different policies".into())
-    }
-}
-
-fn config(arguments: &Arguments, folder: &str, overrides: &[String]) -> Result<RunConfig, Box<dyn Error>> {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/quickstart");
-    let mut config = RunConfig::parse(include_str!("../data/quickstart/quickstart.toml"), overrides)?;
-    config.model.dir = data.clone();
-    config.data.train = data.join("train.jsonl");
-    config.run.steps = arguments.steps;
-    config.run.out = arguments.out.join(folder);
-    Ok(config.with_overrides(&["run.existing=overwrite".to_owned()])?)
-}
-
-fn finish(builder: miles_grpo::RunBuilder) -> Result<Outcome, miles_grpo::Error> {
-    block_on(async { builder.build().await?.run().await })
+    let arguments = Arguments::parse();
+    let by_name = ["reward.name=digit-match", "reward.options.extra_cost=0.5"];
+    miles_examples::exit(both_ways(
+        &arguments.both_ways,
+        |builder| builder.reward(DigitMatch { extra_cost: 0.5 }),
+        &by_name,
+    ))
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 use miles_backend_cpu_ref::CpuRef;
 use miles_core::format::{
-    Axis, BlockScales, FormatId, NonFinite, Operand, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype,
+    Axis, BlockScales, FormatId, NonFinite, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype,
 };
 use miles_core::number;
 use miles_core::plugin::Quantizer;

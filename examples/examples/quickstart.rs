@@ -9,14 +9,12 @@
 //! tensor and version), `report.html` (open it in a browser) and `policy/` (a Hugging Face directory with the trained
 //! weights in the recipe's formats). The last line on stdout sums the run up.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
 use miles_backend_cpu_ref as _;
 use miles_backend_cuda as _;
-use miles_examples::training::{TrainingArgs, train};
-use miles_grpo::RunConfig;
+use miles_examples::training::{TrainingArgs, quickstart, train};
 
 /// Teaches a small Qwen3-MoE model arithmetic with GRPO, in any precision recipe.
 #[derive(Parser)]
@@ -28,15 +26,8 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/quickstart");
-    let defaults = match RunConfig::parse(include_str!("../data/quickstart/quickstart.toml"), &[]) {
-        Ok(mut config) => {
-            config.model.dir = data.clone();
-            config.data.train = data.join("train.jsonl");
-            config.data.eval = Some(data.join("held_out.jsonl"));
-            config
-        }
-        Err(error) => return miles_examples::exit(Err(error.into())),
-    };
-    train(&arguments.training, defaults, |builder| builder)
+    match quickstart(&[]) {
+        Ok(defaults) => train(&arguments.training, defaults, |builder| builder),
+        Err(error) => miles_examples::exit(Err(error.into())),
+    }
 }

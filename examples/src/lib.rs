@@ -151,6 +151,7 @@ pub fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use safetensors::SafeTensors;
 

@@ -1,11 +1,13 @@
 //! What the training examples share: command line -> config -> run -> last line and exit code.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use futures_lite::future::block_on;
 use miles_core::plugin::{Event, Observer};
+use miles_grpo::config::ConfigErrors;
 use miles_grpo::track::Progress;
 use miles_grpo::{Interrupt, Outcome, Plan, Run, RunBuilder, RunConfig};
 
@@ -96,6 +98,65 @@ fn set<T: Clone>(key: &mut T, argument: &Option<T>) {
     }
 }
 
+/// The quickstart's config: its TOML file with the bundled model and prompts, `overrides` applied.
+///
+/// # Errors
+/// Every override that is unknown or has the wrong type.
+pub fn quickstart(overrides: &[String]) -> Result<RunConfig, ConfigErrors> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/quickstart");
+    let mut config = RunConfig::default().with_text(include_str!("../data/quickstart/quickstart.toml"))?;
+    config.model.dir = data.clone();
+    config.data.train = data.join("train.jsonl");
+    config.data.eval = Some(data.join("held_out.jsonl"));
+    config.with_overrides(overrides)
+}
+
+/// Command-line arguments of the examples that run the quickstart with a plug-in passed in both ways.
+#[derive(Args, Clone, Debug)]
+pub struct BothWaysArgs {
+    /// Steps of each run
+    #[arg(long, default_value_t = 5)]
+    pub steps: u64,
+    /// Output directory; each run gets a folder in it
+    #[arg(long, value_name = "DIR", default_value = "runs/plugins")]
+    pub out: PathBuf,
+}
+
+/// Runs a shortened quickstart twice, with a plug-in as a value and by its registered name, and prints both last lines.
+///
+/// # Errors
+/// If a run fails, or the two end in different policies.
+pub fn both_ways(
+    args: &BothWaysArgs,
+    by_value: impl FnOnce(RunBuilder) -> RunBuilder,
+    by_name: &[&str],
+) -> Result<(), Box<dyn Error>> {
+    let plan = |folder: &str, overrides: &[&str]| -> Result<Plan, Box<dyn Error>> {
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        let mut config = quickstart(&overrides)?;
+        config.run.steps = args.steps;
+        config.run.out = args.out.join(folder);
+        Ok(Plan::new(&config.with_overrides(&["run.existing=overwrite".to_owned()])?)?)
+    };
+    let value = finish(by_value(Run::builder(plan("by-value", &[])?)))?;
+    println!("by value: {}", value.summary);
+    let name = finish(Run::builder(plan("by-name", by_name)?))?;
+    println!("by name:  {}", name.summary);
+    if value.summary.policy == name.summary.policy {
+        Ok(())
+    } else {
+        Err("the two runs ended in different policies".into())
+    }
+}
+
+/// Builds a run and takes it to its end.
+///
+/// # Errors
+/// Whatever ends the run early.
+pub fn finish(builder: RunBuilder) -> Result<Outcome, miles_grpo::Error> {
+    block_on(async { builder.build().await?.run().await })
+}
+
 /// Runs a training example to its end: progress on stderr, the summary as the last line on stdout.
 ///
 /// `customize` may put values into the builder; what it leaves is found by the names in the config.
@@ -129,7 +190,7 @@ fn start(
         builder = builder.observer(StopAfter { steps, interrupt });
     }
     let out = config.run.out.clone();
-    let outcome = futures_lite::future::block_on(async { customize(builder).build().await?.run().await })?;
+    let outcome = finish(customize(builder))?;
     eprintln!("wrote {}", out.display());
     Ok(Some(outcome))
 }

@@ -126,6 +126,7 @@ register_backend!(NAME, |options| {
 });
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use miles_core::format::FormatId;
     use miles_core::plugin::Support;

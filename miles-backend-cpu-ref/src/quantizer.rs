@@ -150,8 +150,9 @@ fn band_rows(spec: &QuantizeSpec) -> Option<usize> {
 
 /// The parts of consecutive row bands, one after the other: every part is row-major on the row axis.
 fn join(source: &Source<'_>, spec: &QuantizeSpec, bands: &[QuantizedTensor]) -> QuantizedParts {
-    let bytes = |part: fn(&QuantizedTensor) -> &[u8]| bands.iter().flat_map(part).copied().collect();
-    let floats = |part: fn(&QuantizedTensor) -> &[f32]| bands.iter().flat_map(part).copied().collect();
+    // `concat` allocates what it needs: these vectors live as long as the policy version.
+    let bytes = |part: fn(&QuantizedTensor) -> &[u8]| bands.iter().map(part).collect::<Vec<_>>().concat();
+    let floats = |part: fn(&QuantizedTensor) -> &[f32]| bands.iter().map(part).collect::<Vec<_>>().concat();
     let scales = match bands.first().map(QuantizedTensor::scales) {
         Some(BlockScales::F32(_)) => BlockScales::F32(floats(|band| band.scales().as_f32().unwrap_or_default())),
         _ => BlockScales::U8(bytes(|band| band.scales().as_u8().unwrap_or_default())),
@@ -174,6 +175,7 @@ fn join(source: &Source<'_>, spec: &QuantizeSpec, bands: &[QuantizedTensor]) -> 
 const BAND_ELEMENTS: usize = 64 * 1024;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::num::NonZeroUsize;
 

@@ -23,9 +23,7 @@ pub enum DigestError {
         found: usize,
     },
     /// A character is not a hexadecimal digit.
-    #[error(
-        "a digest has hexadecimal digits only, found {found:?} at position {position} of {text:?}"
-    )]
+    #[error("a digest has hexadecimal digits only, found {found:?} at position {position} of {text:?}")]
     Character {
         /// The text as given.
         text: String,
@@ -81,18 +79,11 @@ impl FromStr for Digest {
         let mut bytes = [0; 32];
         let found = text.chars().count();
         if found != 64 {
-            return Err(DigestError::Length {
-                text: text.to_owned(),
-                found,
-            });
+            return Err(DigestError::Length { text: text.to_owned(), found });
         }
         for (position, character) in text.chars().enumerate() {
             let Some(digit) = character.to_digit(16) else {
-                return Err(DigestError::Character {
-                    text: text.to_owned(),
-                    position,
-                    found: character,
-                });
+                return Err(DigestError::Character { text: text.to_owned(), position, found: character });
             };
             bytes[position / 2] = bytes[position / 2] << 4 | digit as u8;
         }
@@ -130,27 +121,14 @@ mod tests {
 
     #[test]
     fn hash_is_blake3() {
-        assert_eq!(
-            Digest::of(b"").to_string(),
-            "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
-        );
+        assert_eq!(Digest::of(b"").to_string(), "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
     }
 
     #[test]
     fn rejects_what_is_not_hex() {
-        assert!(matches!(
-            "ab".parse::<Digest>(),
-            Err(DigestError::Length { found: 2, .. })
-        ));
+        assert!(matches!("ab".parse::<Digest>(), Err(DigestError::Length { found: 2, .. })));
         let text = format!("{}g", "0".repeat(63));
-        assert!(matches!(
-            text.parse::<Digest>(),
-            Err(DigestError::Character {
-                position: 63,
-                found: 'g',
-                ..
-            })
-        ));
+        assert!(matches!(text.parse::<Digest>(), Err(DigestError::Character { position: 63, found: 'g', .. })));
         assert!(serde_json::from_str::<Digest>("\"xyz\"").is_err());
     }
 }

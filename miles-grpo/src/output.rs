@@ -80,21 +80,22 @@ pub(crate) struct OutputDir {
 }
 
 impl OutputDir {
-    /// Claims a directory; says whether an earlier run is to be gone on with.
-    pub(crate) fn claim(dir: &Path, existing: ExistingOutput) -> Result<(Self, bool), OutputError> {
+    /// Looks at a directory; says whether an earlier run is to be gone on with. Writes and deletes nothing.
+    pub(crate) fn inspect(dir: &Path, existing: ExistingOutput) -> Result<(Self, bool), OutputError> {
         let out = OutputDir { dir: dir.to_owned() };
-        let found = OWNED.into_iter().find(|name| dir.join(name).exists());
-        let is_resumed = match (found, existing) {
-            (Some(found), ExistingOutput::Refuse) => return Err(OutputError::Occupied { dir: dir.to_owned(), found }),
-            (Some(_), ExistingOutput::Resume) => true,
-            (Some(_), ExistingOutput::Overwrite) => {
-                OWNED.into_iter().try_for_each(|name| remove(&dir.join(name)))?;
-                false
-            }
-            (None, _) => false,
-        };
-        fs::create_dir_all(dir).map_err(io(dir))?;
-        Ok((out, is_resumed))
+        match (OWNED.into_iter().find(|name| dir.join(name).exists()), existing) {
+            (Some(found), ExistingOutput::Refuse) => Err(OutputError::Occupied { dir: dir.to_owned(), found }),
+            (Some(_), ExistingOutput::Resume) => Ok((out, true)),
+            (Some(_), ExistingOutput::Overwrite) | (None, _) => Ok((out, false)),
+        }
+    }
+
+    /// Makes the directory; what an earlier run left there is deleted unless it is gone on with.
+    pub(crate) fn claim(&self, is_resumed: bool) -> Result<(), OutputError> {
+        if !is_resumed {
+            OWNED.into_iter().try_for_each(|name| remove(&self.dir.join(name)))?;
+        }
+        fs::create_dir_all(&self.dir).map_err(io(&self.dir))
     }
 
     pub(crate) fn config(&self) -> PathBuf {
@@ -183,14 +184,21 @@ mod tests {
     fn a_directory_with_a_run_is_refused_unless_told_otherwise() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("out");
-        assert!(!OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap().1);
+        let inspect = |existing| OutputDir::inspect(&dir, existing);
+        let (out, is_resumed) = inspect(ExistingOutput::Refuse).unwrap();
+        assert!(!is_resumed && !dir.exists(), "looking makes nothing");
+        out.claim(false).unwrap();
         fs::write(dir.join("notes.txt"), "mine").unwrap();
-        assert!(OutputDir::claim(&dir, ExistingOutput::Refuse).is_ok(), "files of others do not count");
+        assert!(inspect(ExistingOutput::Refuse).is_ok(), "files of others do not count");
         fs::write(dir.join("metrics.jsonl"), "{}").unwrap();
-        let error = OutputDir::claim(&dir, ExistingOutput::Refuse).unwrap_err();
+        let error = inspect(ExistingOutput::Refuse).unwrap_err();
         assert!(matches!(error, OutputError::Occupied { found: "metrics.jsonl", .. }), "{error}");
-        assert!(OutputDir::claim(&dir, ExistingOutput::Resume).unwrap().1);
-        assert!(!OutputDir::claim(&dir, ExistingOutput::Overwrite).unwrap().1);
+        let (out, is_resumed) = inspect(ExistingOutput::Resume).unwrap();
+        assert!(is_resumed);
+        out.claim(true).unwrap();
+        let (out, is_resumed) = inspect(ExistingOutput::Overwrite).unwrap();
+        assert!(!is_resumed && dir.join("metrics.jsonl").exists(), "looking deletes nothing");
+        out.claim(false).unwrap();
         assert!(!dir.join("metrics.jsonl").exists() && dir.join("notes.txt").exists());
     }
 

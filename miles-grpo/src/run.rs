@@ -81,8 +81,7 @@ impl Run {
         let stamp = self.published.stamp();
         self.notify(&Event::Started { step: self.steps_done, steps: self.plan.run.steps, stamp })?;
         let mut before = if self.steps_done == 0 { self.evaluate().await? } else { None };
-        while let Some(prompts) = self.schedule()? {
-            let mut record = self.step(&prompts).await?;
+        while let Some(mut record) = self.step().await? {
             self.steps_done += 1;
             let after = if self.is_evaluated() { self.evaluate().await? } else { None };
             for (key, accuracy) in [("eval/accuracy_before", before.take()), ("eval/accuracy", after)] {
@@ -102,14 +101,16 @@ impl Run {
         self.finish()
     }
 
-    async fn step(&mut self, prompts: &[usize]) -> Result<StepRecord> {
+    /// One step; `None` when there is none left.
+    async fn step(&mut self) -> Result<Option<StepRecord>> {
+        let Some(indices) = self.schedule()? else { return Ok(None) };
         let (plan, parts, data, step) = (&self.plan, &mut self.parts, &self.data, self.steps_done);
         let (live, trainer) = (self.published.stamp(), parts.trainer.as_mut());
         let mut clock = Clock::start();
 
         let request = RolloutRequest {
             prompts: &data.train,
-            indices: prompts,
+            indices: &indices,
             completions: plan.rollout.group_size,
             sampling: &plan.rollout.sampling,
             seed: plan.run.seed,
@@ -149,7 +150,7 @@ impl Run {
             peak_rss_bytes: metrics::peak_rss_bytes(),
         })?;
         self.published = snapshot;
-        Ok(record)
+        Ok(Some(record))
     }
 
     /// The next step's prompts; `None` at the end.

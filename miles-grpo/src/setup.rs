@@ -42,11 +42,14 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
     let notes = notes(&checkpoint, &map, &plan, &backend)?;
     let data = data(&plan, &checkpoint.network().config)?;
 
-    let (out, is_resumed) = OutputDir::claim(&plan.run.out, plan.run.existing)?;
+    let (out, is_resumed) = OutputDir::inspect(&plan.run.out, plan.run.existing)?;
     let saved = is_resumed.then(|| SavedLoop::newest(&out.checkpoints())).transpose()?;
     saved.as_ref().map_or(Ok(()), |saved| saved.check_config(&plan.fingerprint))?;
     let engine = engine(&plan, &backend, &checkpoint)?;
     let trainer = trainer(&plan, &backend, &checkpoint, &map, &out)?;
+
+    // Everything that may be refused was looked at: from here on the run writes.
+    out.claim(is_resumed)?;
     let state = saved.as_ref().map(|saved| &saved.state);
     let metrics = MetricsFile::open(&out.metrics(), state.map_or(0, |state| state.metrics_bytes))?;
     truncate(&out.ledger(), state.map_or(0, |state| state.ledger_bytes))?;

@@ -24,6 +24,7 @@ mod sampler;
 mod schedule;
 mod sequence;
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 use std::sync::{Arc, PoisonError, RwLock};

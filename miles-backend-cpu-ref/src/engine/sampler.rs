@@ -190,5 +190,6 @@ const HIGHEST_TEMPERATURE: f32 = 1e3;
 const FIRST_WINDOW: usize = 64;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 #[path = "sampler_tests.rs"]
 mod tests;

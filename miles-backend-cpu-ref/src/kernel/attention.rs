@@ -91,27 +91,13 @@ pub fn attention<T: Stored>(
     out: &mut [f32],
     softmax: Option<&mut [SoftmaxRow]>,
 ) {
-    assert_eq!(
-        heads.query_heads % heads.kv_heads,
-        0,
-        "query heads must be a multiple of key/value heads"
-    );
+    assert_eq!(heads.query_heads % heads.kv_heads, 0, "query heads must be a multiple of key/value heads");
     let rows = q.len() / (heads.query_heads * heads.qk_dim);
     check("queries", q.len(), rows * heads.query_heads * heads.qk_dim);
-    check(
-        "attention output",
-        out.len(),
-        rows * heads.query_heads * heads.v_dim,
-    );
+    check("attention output", out.len(), rows * heads.query_heads * heads.v_dim);
     let positions = first_position + rows;
-    assert!(
-        history.keys.len() >= heads.keys_len(positions),
-        "key history is shorter than the positions"
-    );
-    assert!(
-        history.values.len() >= heads.values_len(positions),
-        "value history is shorter than the positions"
-    );
+    assert!(history.keys.len() >= heads.keys_len(positions), "key history is shorter than the positions");
+    assert!(history.values.len() >= heads.values_len(positions), "value history is shorter than the positions");
     let mut unused = Vec::new();
     let softmax = match softmax {
         Some(softmax) => softmax,
@@ -127,33 +113,17 @@ pub fn attention<T: Stored>(
         .zip(softmax)
         .zip(q.chunks(heads.qk_dim))
         .enumerate()
-        .map(|(index, ((out, softmax), q))| Item {
-            index,
-            q,
-            out,
-            softmax,
-        })
+        .map(|(index, ((out, softmax), q))| Item { index, q, out, softmax })
         .collect();
     // Neighbouring items are the heads of one row; a task is worth a fixed number of key reads.
     let per_task = (TASK_KEYS / positions.max(1)).max(1);
     compute.for_each(tasks(items, per_task), |task| {
         let mut scores = Vec::with_capacity(positions);
         for item in task {
-            let (row, head) = (
-                item.index / heads.query_heads,
-                item.index % heads.query_heads,
-            );
+            let (row, head) = (item.index / heads.query_heads, item.index % heads.query_heads);
             scores.clear();
             scores.resize(first_position + row + 1, 0.0);
-            *item.softmax = attend(
-                isa,
-                heads,
-                item.q,
-                &history,
-                head / heads.group(),
-                &mut scores,
-                item.out,
-            );
+            *item.softmax = attend(isa, heads, item.q, &history, head / heads.group(), &mut scores, item.out);
         }
     });
 }
@@ -192,13 +162,7 @@ fn attend<T: Stored>(
             raw_scores(heads, q, history.keys, kv_head, scores);
             let row = softmax_in_place(scores);
             out.fill(0.0);
-            weighted_sum(
-                scores,
-                history.values,
-                heads.kv_heads * heads.v_dim,
-                kv_head * heads.v_dim,
-                out,
-            );
+            weighted_sum(scores, history.values, heads.kv_heads * heads.v_dim, kv_head * heads.v_dim, out);
             row
         },
     )
@@ -206,13 +170,7 @@ fn attend<T: Stored>(
 
 /// `scores[j] = dot8(q, k[j]) * scale`.
 #[inline(always)]
-pub(crate) fn raw_scores<T: Stored>(
-    heads: &Heads,
-    q: &[f32],
-    keys: &[T],
-    kv_head: usize,
-    scores: &mut [f32],
-) {
+pub(crate) fn raw_scores<T: Stored>(heads: &Heads, q: &[f32], keys: &[T], kv_head: usize, scores: &mut [f32]) {
     let stride = heads.kv_heads * heads.qk_dim;
     for (j, score) in scores.iter_mut().enumerate() {
         let key = &keys[j * stride + kv_head * heads.qk_dim..][..heads.qk_dim];
@@ -224,9 +182,7 @@ pub(crate) fn raw_scores<T: Stored>(
 #[inline(always)]
 pub(crate) fn softmax_in_place(scores: &mut [f32]) -> SoftmaxRow {
     let max = max_lanes(scores);
-    scores
-        .iter_mut()
-        .for_each(|score| *score = exp(*score - max));
+    scores.iter_mut().for_each(|score| *score = exp(*score - max));
     let sum = sum_lanes(scores);
     scores.iter_mut().for_each(|score| *score /= sum);
     SoftmaxRow { max, sum }
@@ -234,13 +190,7 @@ pub(crate) fn softmax_in_place(scores: &mut [f32]) -> SoftmaxRow {
 
 /// `out = fma(weights[j], rows[j], out)` over j in order; row j starts at `j * stride + offset`.
 #[inline(always)]
-pub(crate) fn weighted_sum<T: Stored>(
-    weights: &[f32],
-    rows: &[T],
-    stride: usize,
-    offset: usize,
-    out: &mut [f32],
-) {
+pub(crate) fn weighted_sum<T: Stored>(weights: &[f32], rows: &[T], stride: usize, offset: usize, out: &mut [f32]) {
     let dim = out.len();
     let mut at = 0;
     while at < dim {

@@ -55,42 +55,16 @@ pub fn attention_backward<T: Stored>(
 ) {
     let rows = forward.q.len() / (heads.query_heads * heads.qk_dim);
     let positions = forward.first_position + rows;
-    check(
-        "attention output",
-        forward.out.len(),
-        rows * heads.query_heads * heads.v_dim,
-    );
+    check("attention output", forward.out.len(), rows * heads.query_heads * heads.v_dim);
     check("output gradient", dout.len(), forward.out.len());
-    check(
-        "softmax rows",
-        forward.softmax.len(),
-        rows * heads.query_heads,
-    );
+    check("softmax rows", forward.softmax.len(), rows * heads.query_heads);
     check("query gradient", gradients.dq.len(), forward.q.len());
-    check(
-        "key gradient",
-        gradients.dk.len(),
-        heads.keys_len(positions),
-    );
-    check(
-        "value gradient",
-        gradients.dv.len(),
-        heads.values_len(positions),
-    );
+    check("key gradient", gradients.dk.len(), heads.keys_len(positions));
+    check("value gradient", gradients.dv.len(), heads.values_len(positions));
     let isa = compute.isa();
-    let mut tasks: Vec<Task> = (0..heads.kv_heads)
-        .map(|kv_head| Task {
-            kv_head,
-            dq: Vec::new(),
-            dk: Vec::new(),
-            dv: Vec::new(),
-        })
-        .collect();
-    for (group, dq) in gradients
-        .dq
-        .chunks_mut(heads.group() * heads.qk_dim)
-        .enumerate()
-    {
+    let mut tasks: Vec<Task> =
+        (0..heads.kv_heads).map(|kv_head| Task { kv_head, dq: Vec::new(), dk: Vec::new(), dv: Vec::new() }).collect();
+    for (group, dq) in gradients.dq.chunks_mut(heads.group() * heads.qk_dim).enumerate() {
         tasks[group % heads.kv_heads].dq.push(dq);
     }
     for (index, dk) in gradients.dk.chunks_mut(heads.qk_dim).enumerate() {
@@ -106,9 +80,7 @@ pub fn attention_backward<T: Stored>(
                 let len = forward.first_position + row + 1;
                 p.resize(len, 0.0);
                 ds.resize(len, 0.0);
-                row_backward(
-                    isa, heads, forward, dout, row, member, &mut task, &mut p, &mut ds,
-                );
+                row_backward(isa, heads, forward, dout, row, member, &mut task, &mut p, &mut ds);
             }
         }
     });
@@ -148,8 +120,7 @@ fn row_backward<T: Stored>(
         #[inline(always)]
         || {
             raw_scores(heads, q, forward.history.keys, kv_head, p);
-            p.iter_mut()
-                .for_each(|score| *score = exp(*score - softmax.max) / softmax.sum);
+            p.iter_mut().for_each(|score| *score = exp(*score - softmax.max) / softmax.sum);
             let delta = dot_lanes(dout, out);
             for (j, ds) in ds.iter_mut().enumerate() {
                 let value = &forward.history.values[j * v_stride + v_offset..][..heads.v_dim];
@@ -180,27 +151,9 @@ mod tests {
     use crate::kernel::testing::{assert_close, assert_same_bits, computes, numbers};
 
     const LAYERS: [Heads; 3] = [
-        Heads {
-            query_heads: 6,
-            kv_heads: 2,
-            qk_dim: 64,
-            v_dim: 64,
-            scale: 0.125,
-        },
-        Heads {
-            query_heads: 2,
-            kv_heads: 2,
-            qk_dim: 24,
-            v_dim: 16,
-            scale: 0.3,
-        },
-        Heads {
-            query_heads: 2,
-            kv_heads: 1,
-            qk_dim: 7,
-            v_dim: 13,
-            scale: 1.0,
-        },
+        Heads { query_heads: 6, kv_heads: 2, qk_dim: 64, v_dim: 64, scale: 0.125 },
+        Heads { query_heads: 2, kv_heads: 2, qk_dim: 24, v_dim: 16, scale: 0.3 },
+        Heads { query_heads: 2, kv_heads: 1, qk_dim: 7, v_dim: 13, scale: 1.0 },
     ];
 
     struct Sequence {
@@ -223,43 +176,16 @@ mod tests {
 
     /// Forward and backward in pieces of `cut` rows: dq, dk, dv in one vector.
     fn gradients(compute: &Compute, heads: &Heads, s: &Sequence, cut: usize) -> Vec<f32> {
-        let (mut dq, mut dk, mut dv) = (
-            vec![f32::NAN; s.q.len()],
-            vec![0.0; s.keys.len()],
-            vec![0.0; s.values.len()],
-        );
-        let (q_row, out_row) = (
-            heads.query_heads * heads.qk_dim,
-            heads.query_heads * heads.v_dim,
-        );
+        let (mut dq, mut dk, mut dv) = (vec![f32::NAN; s.q.len()], vec![0.0; s.keys.len()], vec![0.0; s.values.len()]);
+        let (q_row, out_row) = (heads.query_heads * heads.qk_dim, heads.query_heads * heads.v_dim);
         for first in (0..s.positions).step_by(cut) {
             let end = s.positions.min(first + cut);
-            let (q, dout) = (
-                &s.q[first * q_row..end * q_row],
-                &s.dout[first * out_row..end * out_row],
-            );
-            let history = History {
-                keys: &s.keys[..],
-                values: &s.values[..],
-            };
+            let (q, dout) = (&s.q[first * q_row..end * q_row], &s.dout[first * out_row..end * out_row]);
+            let history = History { keys: &s.keys[..], values: &s.values[..] };
             let mut out = vec![0.0; dout.len()];
             let mut softmax = vec![SoftmaxRow::default(); (end - first) * heads.query_heads];
-            attention(
-                compute,
-                heads,
-                q,
-                history,
-                first,
-                &mut out,
-                Some(&mut softmax),
-            );
-            let forward = AttentionForward {
-                q,
-                history,
-                first_position: first,
-                out: &out,
-                softmax: &softmax,
-            };
+            attention(compute, heads, q, history, first, &mut out, Some(&mut softmax));
+            let forward = AttentionForward { q, history, first_position: first, out: &out, softmax: &softmax };
             let gradients = AttentionGradients {
                 dq: &mut dq[first * q_row..end * q_row],
                 dk: &mut dk[..heads.keys_len(end)],
@@ -273,35 +199,18 @@ mod tests {
     /// Double precision, straight from the formulas.
     fn oracle(heads: &Heads, s: &Sequence) -> Vec<f64> {
         let at = |values: &[f32], index: usize| f64::from(values[index]);
-        let (mut dq, mut dk, mut dv) = (
-            vec![0.0; s.q.len()],
-            vec![0.0; s.keys.len()],
-            vec![0.0; s.values.len()],
-        );
+        let (mut dq, mut dk, mut dv) = (vec![0.0; s.q.len()], vec![0.0; s.keys.len()], vec![0.0; s.values.len()]);
         let (dim, v_dim, scale) = (heads.qk_dim, heads.v_dim, f64::from(heads.scale));
         for row in 0..s.positions {
             for head in 0..heads.query_heads {
-                let (q, o) = (
-                    (row * heads.query_heads + head) * dim,
-                    (row * heads.query_heads + head) * v_dim,
-                );
+                let (q, o) = ((row * heads.query_heads + head) * dim, (row * heads.query_heads + head) * v_dim);
                 let k = |j: usize| (j * heads.kv_heads + head / heads.group()) * dim;
                 let v = |j: usize| (j * heads.kv_heads + head / heads.group()) * v_dim;
-                let score = |j| {
-                    (0..dim)
-                        .map(|i| at(&s.q, q + i) * at(&s.keys, k(j) + i))
-                        .sum::<f64>()
-                        * scale
-                };
+                let score = |j| (0..dim).map(|i| at(&s.q, q + i) * at(&s.keys, k(j) + i)).sum::<f64>() * scale;
                 let weights: Vec<f64> = (0..=row).map(|j| score(j).exp()).collect();
                 let sum: f64 = weights.iter().sum();
-                let dp: Vec<f64> = (0..=row)
-                    .map(|j| {
-                        (0..v_dim)
-                            .map(|c| at(&s.dout, o + c) * at(&s.values, v(j) + c))
-                            .sum()
-                    })
-                    .collect();
+                let dp: Vec<f64> =
+                    (0..=row).map(|j| (0..v_dim).map(|c| at(&s.dout, o + c) * at(&s.values, v(j) + c)).sum()).collect();
                 let delta: f64 = weights.iter().zip(&dp).map(|(w, dp)| w / sum * dp).sum();
                 for j in 0..=row {
                     let p = weights[j] / sum;
@@ -327,11 +236,7 @@ mod tests {
             assert_close(&oracle(heads, &s), &want, 2e-5, "oracle");
             for compute in computes() {
                 for cut in [1, 2, 7, 33, 35] {
-                    assert_same_bits(
-                        &want,
-                        &gradients(&compute, heads, &s, cut),
-                        &format!("cut {cut}"),
-                    );
+                    assert_same_bits(&want, &gradients(&compute, heads, &s, cut), &format!("cut {cut}"));
                 }
             }
         }

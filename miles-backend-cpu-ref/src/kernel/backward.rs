@@ -23,51 +23,23 @@ use super::{Compute, Isa};
 ///
 /// # Panics
 /// When a length differs from the shape.
-pub fn input_gradient<T: Stored>(
-    compute: &Compute,
-    dy: &[f32],
-    w: &[T],
-    [m, n, k]: [usize; 3],
-    dx: &mut [f32],
-) {
+pub fn input_gradient<T: Stored>(compute: &Compute, dy: &[f32], w: &[T], [m, n, k]: [usize; 3], dx: &mut [f32]) {
     check("output gradient", dy.len(), m * n);
     check("weight", w.len(), n * k);
     check("input gradient", dx.len(), m * k);
-    product(
-        compute,
-        dy,
-        n,
-        &Strips { rows: w, cols: k },
-        Start::Zero,
-        dx,
-        k,
-    );
+    product(compute, dy, n, &Strips { rows: w, cols: k }, Start::Zero, dx, k);
 }
 
 /// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`, each chain continuing from `dw`.
 ///
 /// # Panics
 /// When a length differs from the shape.
-pub fn weight_gradient(
-    compute: &Compute,
-    dy: &[f32],
-    x: &[f32],
-    [m, n, k]: [usize; 3],
-    dw: &mut [f32],
-) {
+pub fn weight_gradient(compute: &Compute, dy: &[f32], x: &[f32], [m, n, k]: [usize; 3], dw: &mut [f32]) {
     check("output gradient", dy.len(), m * n);
     check("input", x.len(), m * k);
     check("weight gradient", dw.len(), n * k);
     let dy_by_output = transpose(compute, dy, m, n);
-    product(
-        compute,
-        &dy_by_output,
-        m,
-        &Strips { rows: x, cols: k },
-        Start::Output,
-        dw,
-        k,
-    );
+    product(compute, &dy_by_output, m, &Strips { rows: x, cols: k }, Start::Output, dw, k);
 }
 
 /// `db[n] += dy[m, n]` summed over rows in order, continuing from `db`.
@@ -99,12 +71,7 @@ pub fn accumulate(sum: &mut [f32], addend: &[f32]) {
 /// # Panics
 /// When `values` is not `rows * cols` long.
 #[must_use]
-pub fn transpose<T: Copy + Default + Send + Sync>(
-    compute: &Compute,
-    values: &[T],
-    rows: usize,
-    cols: usize,
-) -> Vec<T> {
+pub fn transpose<T: Copy + Default + Send + Sync>(compute: &Compute, values: &[T], rows: usize, cols: usize) -> Vec<T> {
     check("matrix", values.len(), rows * cols);
     let mut out = vec![T::default(); rows * cols];
     if out.is_empty() {
@@ -144,9 +111,7 @@ impl<T: Stored> PanelSource for Strips<'_, T> {
                         Some(values) => line.0 = values.map(T::widen),
                         None => {
                             *line = Line::ZERO;
-                            for (value, &stored) in
-                                line.0.iter_mut().zip(&row[first..first + width])
-                            {
+                            for (value, &stored) in line.0.iter_mut().zip(&row[first..first + width]) {
                                 *value = stored.widen();
                             }
                         }
@@ -165,27 +130,14 @@ mod tests {
     use super::*;
     use crate::kernel::testing::{assert_close, assert_same_bits, computes, numbers};
 
-    const SHAPES: [[usize; 3]; 8] = [
-        [1, 1, 1],
-        [1, 33, 17],
-        [2, 16, 40],
-        [5, 300, 31],
-        [7, 19, 65],
-        [70, 20, 50],
-        [300, 13, 18],
-        [33, 64, 48],
-    ];
+    const SHAPES: [[usize; 3]; 8] =
+        [[1, 1, 1], [1, 33, 17], [2, 16, 40], [5, 300, 31], [7, 19, 65], [70, 20, 50], [300, 13, 18], [33, 64, 48]];
 
     #[test]
     fn input_gradient_is_one_chain_over_outputs() {
         for [m, n, k] in SHAPES {
-            let (dy, bits) = (
-                numbers(1, m * n),
-                numbers(2, n * k)
-                    .iter()
-                    .map(|v| (v.to_bits() >> 16) as u16)
-                    .collect::<Vec<_>>(),
-            );
+            let (dy, bits) =
+                (numbers(1, m * n), numbers(2, n * k).iter().map(|v| (v.to_bits() >> 16) as u16).collect::<Vec<_>>());
             let w: Vec<f32> = bits.iter().map(|&bits| bits.widen()).collect();
             let mut want = vec![0.0f32; m * k];
             let mut oracle = vec![0.0f64; m * k];
@@ -231,20 +183,8 @@ mod tests {
                 for cut in [0, 1, m / 2, m] {
                     let cut = cut.min(m);
                     let mut dw = start.clone();
-                    weight_gradient(
-                        &compute,
-                        &dy[..cut * n],
-                        &x[..cut * k],
-                        [cut, n, k],
-                        &mut dw,
-                    );
-                    weight_gradient(
-                        &compute,
-                        &dy[cut * n..],
-                        &x[cut * k..],
-                        [m - cut, n, k],
-                        &mut dw,
-                    );
+                    weight_gradient(&compute, &dy[..cut * n], &x[..cut * k], [cut, n, k], &mut dw);
+                    weight_gradient(&compute, &dy[cut * n..], &x[cut * k..], [m - cut, n, k], &mut dw);
                     assert_same_bits(&want, &dw, &format!("{m} x {n} x {k} cut at {cut}"));
                 }
             }

@@ -29,8 +29,7 @@ impl Isa {
     #[must_use]
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")
-        {
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
             return Isa(Set::Avx2Fma);
         }
         Isa::SCALAR
@@ -85,13 +84,8 @@ impl Compute {
     /// # Errors
     /// When the operating system refuses the threads.
     pub fn new(threads: NonZeroUsize) -> Result<Compute, ThreadPoolBuildError> {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads.get())
-            .build()?;
-        Ok(Compute {
-            isa: Isa::detect(),
-            pool: Arc::new(pool),
-        })
+        let pool = ThreadPoolBuilder::new().num_threads(threads.get()).build()?;
+        Ok(Compute { isa: Isa::detect(), pool: Arc::new(pool) })
     }
 
     /// A given instruction set and a shared pool.
@@ -123,8 +117,7 @@ impl Compute {
         if tasks.len() <= 1 || self.threads() == 1 {
             tasks.into_iter().for_each(work);
         } else {
-            self.pool
-                .install(|| tasks.into_par_iter().with_max_len(1).for_each(work));
+            self.pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(work));
         }
     }
 
@@ -138,9 +131,7 @@ impl Compute {
     ) {
         let rows_per_piece = (PIECE_ELEMENTS / cols.max(1)).max(1);
         let pieces = data.chunks_mut((rows_per_piece * cols).max(1)).enumerate();
-        self.for_each(pieces.collect(), |(index, piece)| {
-            work(index * rows_per_piece, piece)
-        });
+        self.for_each(pieces.collect(), |(index, piece)| work(index * rows_per_piece, piece));
     }
 }
 

@@ -35,11 +35,7 @@ pub(crate) fn e4m3_is_nan(code: u8) -> bool {
 #[inline(always)]
 #[must_use]
 pub fn e4m3(code: u8) -> f32 {
-    if e4m3_is_nan(code) {
-        f32::NAN
-    } else {
-        e4m3_low(code) * E4M3_LIFT
-    }
+    if e4m3_is_nan(code) { f32::NAN } else { e4m3_low(code) * E4M3_LIFT }
 }
 
 /// The value of an E8M0 scale: 2^(code-127), code 255 is NaN. Code 0 is the subnormal 2⁻¹²⁷.
@@ -72,21 +68,14 @@ mod tests {
             (0, _) => mantissa / 8.0 * 2f64.powi(-6),
             _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
         };
-        if code & 0x80 == 0 {
-            magnitude
-        } else {
-            -magnitude
-        }
+        if code & 0x80 == 0 { magnitude } else { -magnitude }
     }
 
     #[test]
     fn every_e4m3_code_has_its_defined_value() {
         for code in 0..=255u8 {
             let (got, want) = (f64::from(e4m3(code)), e4m3_by_definition(code));
-            assert!(
-                got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
-                "{code:#x}: {got} {want}"
-            );
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{code:#x}: {got} {want}");
         }
     }
 

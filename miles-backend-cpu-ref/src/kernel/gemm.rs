@@ -23,84 +23,9 @@ pub(crate) struct Promotion<'a> {
     pub blocks: usize,
 }
 
-/// `R` rows times `P` panels straight from the codes, decoded in registers: for few rows, where reading the codes is the cost.
-///
-/// `row_scales` `[R][blocks]` is read by promoted panels only.
-#[inline(never)]
-pub(crate) fn direct<T: Panel, const R: usize, const P: usize>(
-    isa: Isa,
-    x: [&[f32]; R],
-    row_scales: [&[f32]; R],
-    panels: [T; P],
-) -> [[[f32; PANEL]; P]; R] {
-    isa.run(
-        #[inline(always)]
-        || direct_body(x, row_scales, panels),
-    )
-}
-
-#[inline(always)]
-fn direct_body<T: Panel, const R: usize, const P: usize>(
-    x: [&[f32]; R],
-    row_scales: [&[f32]; R],
-    panels: [T; P],
-) -> [[[f32; PANEL]; P]; R] {
-    let k_len = panels.first().map_or(0, |panel| panel.codes().len());
-    let mut acc = [[[0.0; PANEL]; P]; R];
-    let mut start = 0;
-    let mut block = 0;
-    while start < k_len {
-        let len = T::BLOCK.min(k_len - start);
-        let mut scales = [[0.0; PANEL]; P];
-        for p in 0..P {
-            scales[p] = panels[p].scales(block);
-        }
-        let codes: [&[T::Codes]; P] =
-            std::array::from_fn(|p| &panels[p].codes()[start..start + len]);
-        let xs: [&[f32]; R] = std::array::from_fn(|r| &x[r][start..start + len]);
-        if T::PROMOTED {
-            let mut partial = [[[0.0; PANEL]; P]; R];
-            chain::<T, R, P>(xs, codes, &scales, &mut partial);
-            for r in 0..R {
-                let row_scale = row_scales[r][block];
-                for p in 0..P {
-                    promote(&partial[r][p], row_scale, &scales[p], &mut acc[r][p]);
-                }
-            }
-        } else {
-            chain::<T, R, P>(xs, codes, &scales, &mut acc);
-        }
-        start += len;
-        block += 1;
-    }
-    acc
-}
-
-#[inline(always)]
-fn chain<T: Panel, const R: usize, const P: usize>(
-    x: [&[f32]; R],
-    codes: [&[T::Codes]; P],
-    scales: &[[f32; PANEL]; P],
-    acc: &mut [[[f32; PANEL]; P]; R],
-) {
-    let len = codes.first().map_or(0, |codes| codes.len());
-    let x: [&[f32]; R] = std::array::from_fn(|r| &x[r][..len]);
-    let codes: [&[T::Codes]; P] = std::array::from_fn(|p| &codes[p][..len]);
-    let mut sums = *acc;
-    for k in 0..len {
-        for p in 0..P {
-            let w = T::decode(&codes[p][k], &scales[p]);
-            for r in 0..R {
-                fma_line(x[r][k], &w, &mut sums[r][p]);
-            }
-        }
-    }
-    *acc = sums;
-}
-
 /// `acc = fma(x, w, acc)` in 16 columns.
 #[inline(always)]
-fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
+pub(crate) fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
     for j in 0..PANEL {
         acc[j] = x.mul_add(w[j], acc[j]);
     }
@@ -108,7 +33,7 @@ fn fma_line(x: f32, w: &[f32; PANEL], acc: &mut [f32; PANEL]) {
 
 /// `acc = fma(2 partial, RN(s_x * s_w), acc)` in 16 columns; see [`super::panel::FP8_ROW_LIFT`] for the 2.
 #[inline(always)]
-fn promote(partial: &[f32; PANEL], row_scale: f32, scales: &[f32; PANEL], acc: &mut [f32; PANEL]) {
+pub(crate) fn promote(partial: &[f32; PANEL], row_scale: f32, scales: &[f32; PANEL], acc: &mut [f32; PANEL]) {
     for j in 0..PANEL {
         acc[j] = (partial[j] + partial[j]).mul_add(row_scale * scales[j], acc[j]);
     }
@@ -131,30 +56,21 @@ pub(crate) fn product(
         return;
     }
     let (isa, rows) = (compute.isa(), x.len() / k_len);
-    compute.for_each(
-        balanced(out, rows, cols, BAND_ROWS, compute.threads()),
-        |mut block| {
-            let mut lines = vec![Line::ZERO; K_BLOCK.min(k_len)];
-            for panel in 0..block.panels() {
-                for k in (0..k_len).step_by(K_BLOCK) {
-                    let lines = &mut lines[..K_BLOCK.min(k_len - k)];
-                    source.fill(isa, block.first_panel + panel, k..k + lines.len(), lines);
-                    let from_output = k > 0 || start == Start::Output;
-                    block.for_each_tile(|first_row, rows| {
-                        let mut acc = load(rows, panel, from_output);
-                        tile(
-                            isa,
-                            &x[first_row * k_len + k..],
-                            k_len,
-                            lines,
-                            &mut acc[..rows.len()],
-                        );
-                        store(rows, panel, &acc[..]);
-                    });
-                }
+    compute.for_each(balanced(out, rows, cols, BAND_ROWS, compute.threads()), |mut block| {
+        let mut lines = vec![Line::ZERO; K_BLOCK.min(k_len)];
+        for panel in 0..block.panels() {
+            for k in (0..k_len).step_by(K_BLOCK) {
+                let lines = &mut lines[..K_BLOCK.min(k_len - k)];
+                source.fill(isa, block.first_panel + panel, k..k + lines.len(), lines);
+                let from_output = k > 0 || start == Start::Output;
+                block.for_each_tile(|first_row, rows| {
+                    let mut acc = load(rows, panel, from_output);
+                    tile(isa, &x[first_row * k_len + k..], k_len, lines, &mut acc[..rows.len()]);
+                    store(rows, panel, &acc[..]);
+                });
             }
-        },
-    );
+        }
+    });
 }
 
 /// The promoted product of [`Panel::PROMOTED`] codes: a chain of its own per block of `T::BLOCK` k.
@@ -176,25 +92,15 @@ pub(crate) fn promoted_block<T: Panel>(
             let scales = codes.scales(k_block);
             block.for_each_tile(|first_row, rows| {
                 let mut partial = [[0.0; PANEL]; ROW_TILE];
-                tile(
-                    isa,
-                    &x[first_row * k_len + k..],
-                    k_len,
-                    lines,
-                    &mut partial[..rows.len()],
-                );
+                tile(isa, &x[first_row * k_len + k..], k_len, lines, &mut partial[..rows.len()]);
                 let mut acc = load(rows, panel, k_block > 0);
-                let row_scales = promotion.row_scales[first_row * promotion.blocks + k_block..]
-                    .iter()
-                    .step_by(promotion.blocks);
+                let row_scales =
+                    promotion.row_scales[first_row * promotion.blocks + k_block..].iter().step_by(promotion.blocks);
                 isa.run(
                     #[inline(always)]
                     || {
-                        for ((acc, partial), &row_scale) in acc
-                            .iter_mut()
-                            .zip(&partial)
-                            .zip(row_scales)
-                            .take(rows.len())
+                        for ((acc, partial), &row_scale) in
+                            acc.iter_mut().zip(&partial).zip(row_scales).take(rows.len())
                         {
                             promote(partial, row_scale, &scales, acc);
                         }
@@ -219,13 +125,7 @@ fn tile(isa: Isa, x: &[f32], stride: usize, lines: &[Line], acc: &mut [[f32; PAN
 
 /// The register tile: `R` rows, 16 columns. Rows beyond `acc` repeat the last one and are dropped.
 #[inline(never)]
-fn tile_of<const R: usize>(
-    isa: Isa,
-    x: &[f32],
-    stride: usize,
-    lines: &[Line],
-    acc: &mut [[f32; PANEL]],
-) {
+fn tile_of<const R: usize>(isa: Isa, x: &[f32], stride: usize, lines: &[Line], acc: &mut [[f32; PANEL]]) {
     let last = acc.len() - 1;
     let rows: [&[f32]; R] = std::array::from_fn(|r| &x[r.min(last) * stride..][..lines.len()]);
     let mut sums: [[f32; PANEL]; R] = std::array::from_fn(|r| acc[r.min(last)]);

@@ -9,17 +9,15 @@
 //!
 //! Few rows decode codes in registers and are bound by reading them; many rows decode a panel once per block of rows. Same bits.
 
-use std::ops::Range;
-
+use super::Compute;
 use super::decode::{e4m3, e8m0};
-use super::gemm::{Promotion, Start, direct, product, promoted_block, store};
+use super::direct::{DIRECT_ROWS, Rows, direct_block, direct_blocks, direct_tiles};
+use super::gemm::{Promotion, Start, product, promoted_block};
 use super::nvfp4;
 use super::pack::{FP8_BLOCK, MXFP8_BLOCK, NVFP4_BLOCK, PackedWeight, Store, check};
-use super::panel::{
-    Bf16Panel, F32Panel, FP8_ROW_LIFT, Fp8BlockPanel, Line, Mxfp8Panel, Panel, PanelSource, fill,
-};
+use super::panel::{Bf16Panel, F32Panel, FP8_ROW_LIFT, Line};
+use super::source::{fp8_panel, mxfp8_panel, no_common_product};
 use super::split::{Block, PANEL, balanced};
-use super::{Compute, Isa};
 
 /// Activation rows `[m, k]` in the precision that a product reads.
 #[derive(Clone, Copy, Debug)]
@@ -60,71 +58,31 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
     check("output", out.len(), m * n);
     match (x, &w.store) {
         (
-            Activations::Nvfp4 {
-                codes,
-                scales,
-                token_scales,
-            },
-            Store::Nvfp4 {
-                codes: w_codes,
-                scales: w_scales,
-                outer_scale,
-            },
+            Activations::Nvfp4 { codes, scales, token_scales },
+            Store::Nvfp4 { codes: w_codes, scales: w_scales, outer_scale },
         ) => {
             check("NVFP4 activation bytes", codes.len(), m * k.div_ceil(2));
-            check(
-                "NVFP4 activation scales",
-                scales.len(),
-                m * k.div_ceil(NVFP4_BLOCK),
-            );
+            check("NVFP4 activation scales", scales.len(), m * k.div_ceil(NVFP4_BLOCK));
             check("NVFP4 token scales", token_scales.len(), m);
             let rows = nvfp4::Rows::prepare(codes, scales, token_scales, k);
-            let weight = nvfp4::Weight {
-                codes: w_codes,
-                scales: w_scales,
-                outer_scale: *outer_scale,
-            };
+            let weight = nvfp4::Weight { codes: w_codes, scales: w_scales, outer_scale: *outer_scale };
             nvfp4::product(compute, &rows, weight, out, n);
         }
-        (
-            Activations::Fp8Block { codes, scales },
-            Store::Fp8Block {
-                codes: w_codes,
-                scales: w_scales,
-                extreme,
-            },
-        ) => {
+        (Activations::Fp8Block { codes, scales }, Store::Fp8Block { codes: w_codes, scales: w_scales, extreme }) => {
             let blocks = k.div_ceil(FP8_BLOCK);
             check("block-FP8 activation codes", codes.len(), m * k);
             check("block-FP8 activation scales", scales.len(), m * blocks);
-            let lifted: Vec<f32> = codes
-                .iter()
-                .map(|&code| e4m3(code) * FP8_ROW_LIFT)
-                .collect();
-            let rows = Rows {
-                values: &lifted,
-                k,
-                promotion: Promotion {
-                    row_scales: scales,
-                    blocks,
-                },
-            };
+            let lifted: Vec<f32> = codes.iter().map(|&code| e4m3(code) * FP8_ROW_LIFT).collect();
+            let rows = Rows { values: &lifted, k, promotion: Promotion { row_scales: scales, blocks } };
             fp8_block(compute, rows, w_codes, w_scales, extreme, out, n);
         }
         (Activations::Values(values), Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. }) => {
             check("activation values", values.len(), m * k);
             chained(compute, values, m, w, out);
         }
-        (
-            Activations::Mxfp8 { codes, scales },
-            Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. },
-        ) => {
+        (Activations::Mxfp8 { codes, scales }, Store::F32(_) | Store::Bf16(_) | Store::Mxfp8 { .. }) => {
             check("MXFP8 activation codes", codes.len(), m * k);
-            check(
-                "MXFP8 activation scales",
-                scales.len(),
-                m * k.div_ceil(MXFP8_BLOCK),
-            );
+            check("MXFP8 activation scales", scales.len(), m * k.div_ceil(MXFP8_BLOCK));
             chained(compute, &mxfp8_values(codes, scales, k), m, w, out);
         }
         _ => no_common_product(),
@@ -136,10 +94,7 @@ pub fn linear(compute: &Compute, x: Activations, m: usize, w: &PackedWeight, out
 pub fn mxfp8_values(codes: &[u8], scales: &[u8], k: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(codes.len());
     if k > 0 {
-        for (row, scales) in codes
-            .chunks_exact(k)
-            .zip(scales.chunks_exact(k.div_ceil(MXFP8_BLOCK)))
-        {
+        for (row, scales) in codes.chunks_exact(k).zip(scales.chunks_exact(k.div_ceil(MXFP8_BLOCK))) {
             for (block, &scale) in row.chunks(MXFP8_BLOCK).zip(scales) {
                 let scale = e8m0(scale);
                 values.extend(block.iter().map(|&code| e4m3(code) * scale));
@@ -155,51 +110,18 @@ fn chained(compute: &Compute, x: &[f32], m: usize, w: &PackedWeight, out: &mut [
     if m > DIRECT_ROWS || k == 0 {
         return product(compute, x, k, w, Start::Zero, out, n);
     }
-    let rows = Rows {
-        values: x,
-        k,
-        promotion: Promotion {
-            row_scales: &[],
-            blocks: 0,
-        },
-    };
+    let rows = Rows { values: x, k, promotion: Promotion { row_scales: &[], blocks: 0 } };
     let isa = compute.isa();
-    compute.for_each(direct_blocks(compute, out, m, n, k), |mut block| {
-        match &w.store {
-            Store::F32(lines) => direct_block(
-                isa,
-                rows,
-                |p| F32Panel(&lines[p * k..(p + 1) * k]),
-                &mut block,
-            ),
-            Store::Bf16(codes) => direct_block(
-                isa,
-                rows,
-                |p| Bf16Panel(&codes[p * k..(p + 1) * k]),
-                &mut block,
-            ),
-            Store::Mxfp8 {
-                codes,
-                scales,
-                extreme,
-            } if any_extreme(extreme, &block) => {
-                direct_rows::<_, 1, 1>(
-                    isa,
-                    rows,
-                    |p| mxfp8_panel::<true>(codes, scales, k, p),
-                    &mut block,
-                );
-            }
-            Store::Mxfp8 { codes, scales, .. } => {
-                direct_block(
-                    isa,
-                    rows,
-                    |p| mxfp8_panel::<false>(codes, scales, k, p),
-                    &mut block,
-                );
-            }
-            Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
+    compute.for_each(direct_blocks(compute, out, [m, n, k]), |mut block| match &w.store {
+        Store::F32(lines) => direct_block(isa, rows, |p| F32Panel(&lines[p * k..(p + 1) * k]), &mut block),
+        Store::Bf16(codes) => direct_block(isa, rows, |p| Bf16Panel(&codes[p * k..(p + 1) * k]), &mut block),
+        Store::Mxfp8 { codes, scales, extreme } if any_extreme(extreme, &block) => {
+            direct_tiles::<_, 1, 1>(isa, rows, |p| mxfp8_panel::<true>(codes, scales, k, p), &mut block);
         }
+        Store::Mxfp8 { codes, scales, .. } => {
+            direct_block(isa, rows, |p| mxfp8_panel::<false>(codes, scales, k, p), &mut block);
+        }
+        Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
     });
 }
 
@@ -220,23 +142,16 @@ fn fp8_block(
     let blocks = if m > DIRECT_ROWS {
         balanced(out, m, n, BAND_ROWS, compute.threads())
     } else {
-        direct_blocks(compute, out, m, n, k)
+        direct_blocks(compute, out, [m, n, k])
     };
     compute.for_each(blocks, |mut block| {
         let plain = |p| fp8_panel::<false>(codes, scales, k, p);
         let extreme_panel = |p| fp8_panel::<true>(codes, scales, k, p);
         match (m > DIRECT_ROWS, any_extreme(extreme, &block)) {
             (false, false) => direct_block(isa, rows, plain, &mut block),
-            (false, true) => direct_rows::<_, 1, 1>(isa, rows, extreme_panel, &mut block),
+            (false, true) => direct_tiles::<_, 1, 1>(isa, rows, extreme_panel, &mut block),
             (true, false) => promoted_block(isa, rows.values, k, rows.promotion, plain, &mut block),
-            (true, true) => promoted_block(
-                isa,
-                rows.values,
-                k,
-                rows.promotion,
-                extreme_panel,
-                &mut block,
-            ),
+            (true, true) => promoted_block(isa, rows.values, k, rows.promotion, extreme_panel, &mut block),
         }
     });
 }
@@ -245,148 +160,8 @@ fn any_extreme(extreme: &[bool], block: &Block) -> bool {
     extreme[block.first_panel..block.first_panel + block.panels()].contains(&true)
 }
 
-/// Left operand of a direct product.
-#[derive(Clone, Copy)]
-struct Rows<'a> {
-    /// `[m, k]`.
-    values: &'a [f32],
-    k: usize,
-    promotion: Promotion<'a>,
-}
-
-/// Column blocks for few rows; small products stay on the calling thread.
-fn direct_blocks<'a>(
-    compute: &Compute,
-    out: &'a mut [f32],
-    m: usize,
-    n: usize,
-    k: usize,
-) -> Vec<Block<'a>> {
-    let threads = if n * k < SERIAL_WEIGHTS {
-        1
-    } else {
-        compute.threads()
-    };
-    balanced(out, m, n, DIRECT_ROWS, threads)
-}
-
-fn direct_block<T: Panel>(isa: Isa, x: Rows, panel_at: impl Fn(usize) -> T, block: &mut Block) {
-    match block.rows.len() {
-        1 => direct_rows::<T, 1, 4>(isa, x, panel_at, block),
-        2 => direct_rows::<T, 2, 2>(isa, x, panel_at, block),
-        3 | 4 => direct_rows::<T, 4, 1>(isa, x, panel_at, block),
-        _ => direct_rows::<T, 6, 1>(isa, x, panel_at, block),
-    }
-}
-
-/// Tiles of `R` rows and `P` panels, so that enough chains run side by side. Places of a tile beyond the block repeat its
-/// last row or panel and are dropped.
-fn direct_rows<T: Panel, const R: usize, const P: usize>(
-    isa: Isa,
-    x: Rows,
-    panel_at: impl Fn(usize) -> T,
-    block: &mut Block,
-) {
-    let (k, scales_per_row) = (x.k, x.promotion.blocks);
-    let (first_panel, panels) = (block.first_panel, block.panels());
-    for (tile, rows) in block.rows.chunks_mut(R).enumerate() {
-        let row_at = |r: usize| block.first_row + tile * R + r.min(rows.len() - 1);
-        let values: [&[f32]; R] = std::array::from_fn(|r| &x.values[row_at(r) * k..][..k]);
-        let row_scales: [&[f32]; R] = std::array::from_fn(|r| {
-            &x.promotion.row_scales[row_at(r) * scales_per_row..][..scales_per_row]
-        });
-        for panel in (0..panels).step_by(P) {
-            let tile_panels =
-                std::array::from_fn(|p| panel_at(first_panel + (panel + p).min(panels - 1)));
-            let acc = direct::<T, R, P>(isa, values, row_scales, tile_panels);
-            for (row, acc) in rows.iter_mut().zip(&acc) {
-                for (p, acc) in acc.iter().enumerate().take(panels - panel) {
-                    store(&mut [&mut **row], panel + p, &[*acc]);
-                }
-            }
-        }
-    }
-}
-
-impl PanelSource for PackedWeight {
-    fn fill(&self, isa: Isa, panel: usize, k: Range<usize>, lines: &mut [Line]) {
-        let k_len = self.k();
-        match &self.store {
-            Store::F32(all) => fill(
-                isa,
-                F32Panel(&all[panel * k_len..(panel + 1) * k_len]),
-                k,
-                lines,
-            ),
-            Store::Bf16(codes) => fill(
-                isa,
-                Bf16Panel(&codes[panel * k_len..(panel + 1) * k_len]),
-                k,
-                lines,
-            ),
-            Store::Mxfp8 {
-                codes,
-                scales,
-                extreme,
-            } if extreme[panel] => {
-                fill(
-                    isa,
-                    mxfp8_panel::<true>(codes, scales, k_len, panel),
-                    k,
-                    lines,
-                );
-            }
-            Store::Mxfp8 { codes, scales, .. } => fill(
-                isa,
-                mxfp8_panel::<false>(codes, scales, k_len, panel),
-                k,
-                lines,
-            ),
-            Store::Nvfp4 { .. } | Store::Fp8Block { .. } => no_common_product(),
-        }
-    }
-}
-
-#[inline(always)]
-fn mxfp8_panel<'a, const EXTREME: bool>(
-    codes: &'a [[u8; PANEL]],
-    scales: &'a [[u8; PANEL]],
-    k: usize,
-    panel: usize,
-) -> Mxfp8Panel<'a, EXTREME> {
-    let blocks = k.div_ceil(MXFP8_BLOCK);
-    Mxfp8Panel {
-        codes: &codes[panel * k..(panel + 1) * k],
-        scales: &scales[panel * blocks..(panel + 1) * blocks],
-    }
-}
-
-#[inline(always)]
-fn fp8_panel<'a, const EXTREME: bool>(
-    codes: &'a [[u8; PANEL]],
-    scales: &'a [Line],
-    k: usize,
-    panel: usize,
-) -> Fp8BlockPanel<'a, EXTREME> {
-    let blocks = k.div_ceil(FP8_BLOCK);
-    Fp8BlockPanel {
-        codes: &codes[panel * k..(panel + 1) * k],
-        scales: &scales[panel * blocks..(panel + 1) * blocks],
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn no_common_product() -> ! {
-    panic!("activations and weight are of formats that have no common product")
-}
-
-/// Up to this many rows the codes are decoded in registers.
-const DIRECT_ROWS: usize = 6;
 /// Rows of a band of the promoted product.
 const BAND_ROWS: usize = 192;
-/// Weights below this count are multiplied on the calling thread: waking another costs more.
-const SERIAL_WEIGHTS: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests;

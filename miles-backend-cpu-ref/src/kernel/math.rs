@@ -150,14 +150,9 @@ mod tests {
     fn ulps(got: f32, want: f64) -> f64 {
         let rounded = want as f32;
         if rounded.is_infinite() || rounded.is_nan() || got.is_infinite() {
-            return if got == rounded || got.is_nan() && rounded.is_nan() {
-                0.0
-            } else {
-                f64::INFINITY
-            };
+            return if got == rounded || got.is_nan() && rounded.is_nan() { 0.0 } else { f64::INFINITY };
         }
-        let unit =
-            f64::from(f32::from_bits(rounded.abs().to_bits() + 1)) - f64::from(rounded.abs());
+        let unit = f64::from(f32::from_bits(rounded.abs().to_bits() + 1)) - f64::from(rounded.abs());
         (f64::from(got) - want).abs() / unit
     }
 
@@ -165,25 +160,11 @@ mod tests {
     fn dense_samples() -> Vec<f32> {
         let mut samples: Vec<f32> = (0..=u32::MAX).step_by(997).map(f32::from_bits).collect();
         samples.extend((-110_000..=95_000).map(|i| i as f32 * 1e-3));
-        samples.extend([
-            0.0,
-            -0.0,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            f32::NAN,
-            f32::MIN_POSITIVE,
-            1.0,
-            -1.0,
-        ]);
+        samples.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE, 1.0, -1.0]);
         samples
     }
 
-    fn check(
-        name: &str,
-        floor: fn(f64) -> f64,
-        in_place: fn(Isa, &mut [f32]),
-        oracle: fn(f64) -> f64,
-    ) {
+    fn check(name: &str, floor: fn(f64) -> f64, in_place: fn(Isa, &mut [f32]), oracle: fn(f64) -> f64) {
         let samples = dense_samples();
         let mut results = samples.clone();
         in_place(Isa::SCALAR, &mut results);
@@ -191,10 +172,7 @@ mod tests {
             let want = oracle(f64::from(x));
             let error = ulps(got, want);
             let below_floor = (f64::from(got) - want).abs() <= floor(f64::from(x));
-            assert!(
-                error <= 2.0 || below_floor,
-                "{name}({x:e}) = {got:e}: {error} ulp"
-            );
+            assert!(error <= 2.0 || below_floor, "{name}({x:e}) = {got:e}: {error} ulp");
         }
         for isa in isas() {
             let mut other = samples.clone();
@@ -215,22 +193,12 @@ mod tests {
 
     #[test]
     fn sigmoid_is_within_two_ulps() {
-        check(
-            "sigmoid",
-            |_| 0.0,
-            sigmoid_in_place,
-            |x| 1.0 / (1.0 + (-x).exp()),
-        );
+        check("sigmoid", |_| 0.0, sigmoid_in_place, |x| 1.0 / (1.0 + (-x).exp()));
     }
 
     #[test]
     fn silu_is_within_two_ulps_or_the_spacing_of_a_subnormal_sigmoid() {
-        check(
-            "silu",
-            |x| x.abs() * 2f64.powi(-149),
-            silu_in_place,
-            |x| x / (1.0 + (-x).exp()),
-        );
+        check("silu", |x| x.abs() * 2f64.powi(-149), silu_in_place, |x| x / (1.0 + (-x).exp()));
     }
 
     #[test]
@@ -242,9 +210,6 @@ mod tests {
         assert_eq!(ln(1.0).to_bits(), 0);
         assert_eq!((ln(0.0), ln(-0.0)), (f32::NEG_INFINITY, f32::NEG_INFINITY));
         assert!(ln(-1.0).is_nan());
-        assert_eq!(
-            (sigmoid(f32::INFINITY), sigmoid(f32::NEG_INFINITY)),
-            (1.0, 0.0)
-        );
+        assert_eq!((sigmoid(f32::INFINITY), sigmoid(f32::NEG_INFINITY)), (1.0, 0.0));
     }
 }

@@ -27,6 +27,7 @@ pub mod attention_backward;
 pub mod backward;
 mod compute;
 pub mod decode;
+mod direct;
 mod gemm;
 pub mod linear;
 pub mod math;
@@ -37,6 +38,7 @@ pub mod pack;
 mod panel;
 pub mod reduce;
 pub mod rowwise;
+mod source;
 mod split;
 #[cfg(test)]
 mod testing;

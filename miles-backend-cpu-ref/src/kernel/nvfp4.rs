@@ -5,7 +5,7 @@
 //! the bits of `fma(S_b, s_x s_w, acc)`; the product of the two E4M3 scales is exact.
 
 use super::Compute;
-use super::decode::{E4M3_LIFT, e2m1_doubled, e4m3};
+use super::decode::{e2m1_doubled, e4m3};
 use super::gemm::store;
 use super::pack::{NVFP4_BLOCK, NibbleBlock};
 use super::split::{Block, PANEL, balanced};
@@ -14,6 +14,9 @@ use super::split::{Block, PANEL, balanced};
 pub(crate) struct Rows<'a> {
     /// Doubled codes, `[rows, blocks]`; beyond k they are 0.
     pub codes: Vec<[i8; NVFP4_BLOCK]>,
+    /// -12 times the sum of a block's doubled codes, `[rows, blocks]`: what takes the offset of the vector form out again.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub offsets: Vec<i16>,
     /// A quarter of the E4M3 block scale, `[rows, blocks]`.
     pub scales: Vec<f32>,
     /// Decode scale per row.
@@ -50,29 +53,23 @@ impl<'a> Rows<'a> {
                 out[k] = 0;
             }
         }
+        let sum = |block: &[i8; NVFP4_BLOCK]| block.iter().map(|&code| i16::from(code)).sum::<i16>();
+        let offsets = doubled.iter().map(|block| -12 * sum(block)).collect();
         let scales = scales.iter().map(|&code| 0.25 * e4m3(code)).collect();
-        Rows {
-            codes: doubled,
-            scales,
-            token_scales,
-            blocks,
-        }
+        Rows { codes: doubled, offsets, scales, token_scales, blocks }
     }
 }
 
 /// `out[rows, n] = x · wᵀ`.
 pub(crate) fn product(compute: &Compute, x: &Rows, w: Weight, out: &mut [f32], n: usize) {
     let rows = x.token_scales.len();
-    compute.for_each(
-        balanced(out, rows, n, BAND_ROWS, compute.threads()),
-        |mut block| {
-            #[cfg(target_arch = "x86_64")]
-            if compute.isa().has_avx2_fma() {
-                return super::nvfp4_avx2::block(compute.isa(), x, w, &mut block);
-            }
-            scalar_block(x, w, &mut block);
-        },
-    );
+    compute.for_each(balanced(out, rows, n, BAND_ROWS, compute.threads()), |mut block| {
+        #[cfg(target_arch = "x86_64")]
+        if compute.isa().has_avx2_fma() {
+            return super::nvfp4_avx2::block(compute.isa(), x, w, &mut block);
+        }
+        scalar_block(x, w, &mut block);
+    });
 }
 
 /// The readable form.
@@ -116,9 +113,6 @@ pub(crate) fn finish(acc: &mut [f32; PANEL], outer_scale: f32, token_scale: f32)
         *value = *value * outer_scale * token_scale;
     }
 }
-
-/// What the vector form multiplies a low-read E4M3 weight scale and a quartered activation scale by.
-pub(crate) const SCALE_LIFT: f32 = E4M3_LIFT;
 
 /// Rows of a band whose prepared activations stay in the second-level cache.
 const BAND_ROWS: usize = 256;

@@ -8,8 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::Isa;
+use super::decode::E4M3_LIFT;
 use super::gemm::store;
-use super::nvfp4::{Rows, SCALE_LIFT, Weight, finish};
+use super::nvfp4::{Rows, Weight, finish};
 use super::pack::{NVFP4_BLOCK, NibbleBlock};
 use super::split::{Block, PANEL};
 
@@ -34,42 +35,16 @@ fn block_avx2(x: &Rows, w: Weight, block: &mut Block) {
         let scales = &w.scales[at..at + x.blocks];
         for (tile, rows) in block.rows.chunks_mut(TILE).enumerate() {
             let first_row = block.first_row + tile * TILE;
-            match rows {
-                [a, b, c, d] => tile_rows(
-                    x,
-                    w.outer_scale,
-                    first_row,
-                    codes,
-                    scales,
-                    panel,
-                    &mut [a, b, c, d],
-                ),
-                [a, b, c] => tile_rows(
-                    x,
-                    w.outer_scale,
-                    first_row,
-                    codes,
-                    scales,
-                    panel,
-                    &mut [a, b, c],
-                ),
-                [a, b] => tile_rows(
-                    x,
-                    w.outer_scale,
-                    first_row,
-                    codes,
-                    scales,
-                    panel,
-                    &mut [a, b],
-                ),
-                [a] => tile_rows(x, w.outer_scale, first_row, codes, scales, panel, &mut [a]),
-                _ => {}
+            match rows.len() {
+                1 => tile_rows::<1>(x, w.outer_scale, first_row, codes, scales, panel, rows),
+                2 => tile_rows::<2>(x, w.outer_scale, first_row, codes, scales, panel, rows),
+                _ => tile_rows::<TILE>(x, w.outer_scale, first_row, codes, scales, panel, rows),
             }
         }
     }
 }
 
-/// `R` rows of one panel.
+/// Up to `R` rows of one panel; places beyond `out` repeat its last row and are dropped.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn tile_rows<const R: usize>(
@@ -79,37 +54,29 @@ fn tile_rows<const R: usize>(
     codes: &[NibbleBlock],
     scales: &[[u8; PANEL]],
     panel: usize,
-    out: &mut [&mut [f32]; R],
+    out: &mut [&mut [f32]],
 ) {
     let blocks = codes.len();
-    let x_codes: [&[[i8; NVFP4_BLOCK]]; R] =
-        std::array::from_fn(|r| &x.codes[(first_row + r) * blocks..][..blocks]);
-    let x_scales: [&[f32]; R] =
-        std::array::from_fn(|r| &x.scales[(first_row + r) * blocks..][..blocks]);
+    let row_at = |r: usize| first_row + r.min(out.len() - 1);
+    let x_codes: [&[[i8; NVFP4_BLOCK]]; R] = std::array::from_fn(|r| &x.codes[row_at(r) * blocks..][..blocks]);
+    let x_scales: [&[f32]; R] = std::array::from_fn(|r| &x.scales[row_at(r) * blocks..][..blocks]);
+    let offsets: [&[i16]; R] = std::array::from_fn(|r| &x.offsets[row_at(r) * blocks..][..blocks]);
     let table = _mm256_broadcastsi128_si256(load_16(&OFFSET_CODES));
     let nibble = _mm256_set1_epi8(0x0F);
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
     for b in 0..blocks {
         let mut dots = [_mm256_setzero_si256(); R];
         for r in 0..R {
-            let x = load_16(&x_codes[r][b].map(|code| code as u8));
-            let sum = _mm_madd_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), x), _mm_set1_epi16(1));
-            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
-            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum));
-            dots[r] = _mm256_mullo_epi16(_mm256_broadcastw_epi16(sum), _mm256_set1_epi16(-12));
+            dots[r] = _mm256_set1_epi16(offsets[r][b]);
         }
         for quarter in 0..4 {
             let bytes = load_32(&codes[b].0[quarter]);
             let low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, nibble));
-            let high = _mm256_shuffle_epi8(
-                table,
-                _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble),
-            );
+            let high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble));
             for r in 0..R {
                 let x = &x_codes[r][b];
                 let first = i16::from_le_bytes([x[4 * quarter] as u8, x[4 * quarter + 1] as u8]);
-                let second =
-                    i16::from_le_bytes([x[4 * quarter + 2] as u8, x[4 * quarter + 3] as u8]);
+                let second = i16::from_le_bytes([x[4 * quarter + 2] as u8, x[4 * quarter + 3] as u8]);
                 let pair = _mm256_add_epi16(
                     _mm256_maddubs_epi16(low, _mm256_set1_epi16(first)),
                     _mm256_maddubs_epi16(high, _mm256_set1_epi16(second)),
@@ -118,16 +85,10 @@ fn tile_rows<const R: usize>(
             }
         }
         let scale_codes = load_16(&scales[b]);
-        let w_scales = [
-            scale_values(scale_codes),
-            scale_values(_mm_srli_si128::<8>(scale_codes)),
-        ];
+        let w_scales = [scale_values(scale_codes), scale_values(_mm_srli_si128::<8>(scale_codes))];
         for r in 0..R {
             let row_scale = _mm256_set1_ps(x_scales[r][b]);
-            let halves = [
-                _mm256_castsi256_si128(dots[r]),
-                _mm256_extracti128_si256::<1>(dots[r]),
-            ];
+            let halves = [_mm256_castsi256_si128(dots[r]), _mm256_extracti128_si256::<1>(dots[r])];
             for h in 0..2 {
                 let dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(halves[h]));
                 acc[r][h] = _mm256_fmadd_ps(dot, _mm256_mul_ps(row_scale, w_scales[h]), acc[r][h]);
@@ -138,7 +99,7 @@ fn tile_rows<const R: usize>(
     for r in 0..R {
         store_8(&mut values[r], 0, acc[r][0]);
         store_8(&mut values[r], 8, acc[r][1]);
-        finish(&mut values[r], outer_scale, x.token_scales[first_row + r]);
+        finish(&mut values[r], outer_scale, x.token_scales[row_at(r)]);
     }
     store(out, panel, &values);
 }
@@ -151,7 +112,7 @@ fn scale_values(codes: __m128i) -> __m256 {
     let magnitude = _mm256_set1_epi32(0x07F0_0000);
     let nan = _mm256_cmpeq_epi32(_mm256_and_si256(bits, magnitude), magnitude);
     let low = _mm256_and_si256(bits, _mm256_set1_epi32(0x87F0_0000_u32 as i32));
-    let values = _mm256_mul_ps(_mm256_castsi256_ps(low), _mm256_set1_ps(SCALE_LIFT));
+    let values = _mm256_mul_ps(_mm256_castsi256_ps(low), _mm256_set1_ps(E4M3_LIFT));
     _mm256_or_ps(values, _mm256_castsi256_ps(nan))
 }
 

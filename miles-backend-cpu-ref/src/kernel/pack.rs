@@ -74,15 +74,8 @@ impl PackedWeight {
     #[must_use]
     pub fn from_f32(compute: &Compute, values: &[f32], n: usize, k: usize) -> PackedWeight {
         check("values", values.len(), n * k);
-        let lines = interleave(compute, values, n, k, 0.0)
-            .into_iter()
-            .map(Line)
-            .collect();
-        PackedWeight {
-            n,
-            k,
-            store: Store::F32(lines),
-        }
+        let lines = interleave(compute, values, n, k, 0.0).into_iter().map(Line).collect();
+        PackedWeight { n, k, store: Store::F32(lines) }
     }
 
     /// From BF16 bits `[n, k]`.
@@ -92,11 +85,7 @@ impl PackedWeight {
     #[must_use]
     pub fn from_bf16(compute: &Compute, bits: &[u16], n: usize, k: usize) -> PackedWeight {
         check("BF16 bits", bits.len(), n * k);
-        PackedWeight {
-            n,
-            k,
-            store: Store::Bf16(interleave(compute, bits, n, k, 0)),
-        }
+        PackedWeight { n, k, store: Store::Bf16(interleave(compute, bits, n, k, 0)) }
     }
 
     /// From E4M3 codes `[n, k]` and E8M0 scales `[n, ceil(k/32)]`.
@@ -104,13 +93,7 @@ impl PackedWeight {
     /// # Panics
     /// When a slice has another length.
     #[must_use]
-    pub fn from_mxfp8(
-        compute: &Compute,
-        codes: &[u8],
-        scales: &[u8],
-        n: usize,
-        k: usize,
-    ) -> PackedWeight {
+    pub fn from_mxfp8(compute: &Compute, codes: &[u8], scales: &[u8], n: usize, k: usize) -> PackedWeight {
         let blocks = k.div_ceil(MXFP8_BLOCK);
         check("MXFP8 codes", codes.len(), n * k);
         check("MXFP8 scales", scales.len(), n * blocks);
@@ -118,25 +101,14 @@ impl PackedWeight {
         let scales = interleave(compute, scales, n, blocks, 0);
         let extreme = (0..n.div_ceil(PANEL))
             .map(|panel| {
-                codes[panel * k..(panel + 1) * k]
-                    .as_flattened()
-                    .iter()
-                    .any(|&code| e4m3_is_nan(code))
+                codes[panel * k..(panel + 1) * k].as_flattened().iter().any(|&code| e4m3_is_nan(code))
                     || scales[panel * blocks..(panel + 1) * blocks]
                         .as_flattened()
                         .iter()
                         .any(|&s| s > MXFP8_LARGEST_PLAIN_SCALE)
             })
             .collect();
-        PackedWeight {
-            n,
-            k,
-            store: Store::Mxfp8 {
-                codes,
-                scales,
-                extreme,
-            },
-        }
+        PackedWeight { n, k, store: Store::Mxfp8 { codes, scales, extreme } }
     }
 
     /// From E2M1 codes `[n, ceil(k/2)]` bytes (even k in the low nibble), E4M3 scales `[n, ceil(k/16)]` and the decode
@@ -166,15 +138,7 @@ impl PackedWeight {
             });
         }
         let scales = interleave(compute, scales, n, blocks, 0);
-        PackedWeight {
-            n,
-            k,
-            store: Store::Nvfp4 {
-                codes: packed,
-                scales,
-                outer_scale,
-            },
-        }
+        PackedWeight { n, k, store: Store::Nvfp4 { codes: packed, scales, outer_scale } }
     }
 
     /// From E4M3 codes `[n, k]` and FP32 decode scales `[ceil(n/scale_rows), ceil(k/128)]`: `scale_rows` is 128 for a
@@ -193,36 +157,18 @@ impl PackedWeight {
     ) -> PackedWeight {
         let blocks = k.div_ceil(FP8_BLOCK);
         check("block-FP8 codes", codes.len(), n * k);
-        check(
-            "block-FP8 scales",
-            scales.len(),
-            n.div_ceil(scale_rows) * blocks,
-        );
+        check("block-FP8 scales", scales.len(), n.div_ceil(scale_rows) * blocks);
         let codes = interleave(compute, codes, n, k, 0);
         let mut lines = vec![Line::ZERO; n.div_ceil(PANEL) * blocks];
         for row in 0..n {
             for block in 0..blocks {
-                lines[row / PANEL * blocks + block].0[row % PANEL] =
-                    scales[row / scale_rows * blocks + block];
+                lines[row / PANEL * blocks + block].0[row % PANEL] = scales[row / scale_rows * blocks + block];
             }
         }
         let extreme = (0..n.div_ceil(PANEL))
-            .map(|panel| {
-                codes[panel * k..(panel + 1) * k]
-                    .as_flattened()
-                    .iter()
-                    .any(|&code| e4m3_is_nan(code))
-            })
+            .map(|panel| codes[panel * k..(panel + 1) * k].as_flattened().iter().any(|&code| e4m3_is_nan(code)))
             .collect();
-        PackedWeight {
-            n,
-            k,
-            store: Store::Fp8Block {
-                codes,
-                scales: lines,
-                extreme,
-            },
-        }
+        PackedWeight { n, k, store: Store::Fp8Block { codes, scales: lines, extreme } }
     }
 
     /// Output features (rows of the weight).
@@ -243,19 +189,13 @@ impl PackedWeight {
         match &self.store {
             Store::F32(lines) => size_of_val(&lines[..]),
             Store::Bf16(codes) => size_of_val(&codes[..]),
-            Store::Mxfp8 {
-                codes,
-                scales,
-                extreme,
-            } => size_of_val(&codes[..]) + size_of_val(&scales[..]) + extreme.len(),
-            Store::Nvfp4 { codes, scales, .. } => {
-                size_of_val(&codes[..]) + size_of_val(&scales[..]) + size_of::<f32>()
+            Store::Mxfp8 { codes, scales, extreme } => {
+                size_of_val(&codes[..]) + size_of_val(&scales[..]) + extreme.len()
             }
-            Store::Fp8Block {
-                codes,
-                scales,
-                extreme,
-            } => size_of_val(&codes[..]) + size_of_val(&scales[..]) + extreme.len(),
+            Store::Nvfp4 { codes, scales, .. } => size_of_val(&codes[..]) + size_of_val(&scales[..]) + size_of::<f32>(),
+            Store::Fp8Block { codes, scales, extreme } => {
+                size_of_val(&codes[..]) + size_of_val(&scales[..]) + extreme.len()
+            }
         }
     }
 }
@@ -266,30 +206,17 @@ pub(crate) fn check(what: &str, got: usize, want: usize) {
 }
 
 /// `[n, k]` to `[panels, k][16]`, missing columns filled with `zero`.
-fn interleave<T: Copy + Send + Sync>(
-    compute: &Compute,
-    rows: &[T],
-    n: usize,
-    k: usize,
-    zero: T,
-) -> Vec<[T; PANEL]> {
+fn interleave<T: Copy + Send + Sync>(compute: &Compute, rows: &[T], n: usize, k: usize, zero: T) -> Vec<[T; PANEL]> {
     let mut out = vec![[zero; PANEL]; n.div_ceil(PANEL) * k];
     if k > 0 {
         compute.pool().install(|| {
-            out.par_chunks_mut(k)
-                .enumerate()
-                .for_each(|(panel, lines)| {
-                    for (lane, row) in rows
-                        .chunks_exact(k)
-                        .skip(panel * PANEL)
-                        .take(PANEL)
-                        .enumerate()
-                    {
-                        for (line, &value) in lines.iter_mut().zip(row) {
-                            line[lane] = value;
-                        }
+            out.par_chunks_mut(k).enumerate().for_each(|(panel, lines)| {
+                for (lane, row) in rows.chunks_exact(k).skip(panel * PANEL).take(PANEL).enumerate() {
+                    for (line, &value) in lines.iter_mut().zip(row) {
+                        line[lane] = value;
                     }
-                });
+                }
+            });
         });
     }
     out
@@ -300,11 +227,7 @@ fn pack_nibbles(codes: &[u8], panel: usize, n: usize, k: usize, out: &mut [Nibbl
     for column in 0..PANEL.min(n - panel * PANEL) {
         let row = &codes[(panel * PANEL + column) * row_bytes..][..row_bytes];
         let code = |k_index: usize| {
-            if k_index < k {
-                row[k_index / 2] >> (4 * (k_index % 2)) & 0x0F
-            } else {
-                0
-            }
+            if k_index < k { row[k_index / 2] >> (4 * (k_index % 2)) & 0x0F } else { 0 }
         };
         for (block, nibbles) in out.iter_mut().enumerate() {
             for (quarter, bytes) in nibbles.0.iter_mut().enumerate() {

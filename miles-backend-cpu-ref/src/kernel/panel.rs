@@ -55,11 +55,7 @@ pub(crate) fn fill<P: Panel>(isa: Isa, panel: P, k: Range<usize>, lines: &mut [L
 #[inline(always)]
 fn fill_body<P: Panel>(panel: P, k: Range<usize>, lines: &mut [Line]) {
     let codes = &panel.codes()[k.clone()];
-    for (i, (codes, lines)) in codes
-        .chunks(P::BLOCK)
-        .zip(lines.chunks_mut(P::BLOCK))
-        .enumerate()
-    {
+    for (i, (codes, lines)) in codes.chunks(P::BLOCK).zip(lines.chunks_mut(P::BLOCK)).enumerate() {
         let scales = panel.scales(k.start / P::BLOCK + i);
         for (codes, line) in codes.iter().zip(lines) {
             line.0 = P::decode(codes, &scales);
@@ -141,23 +137,14 @@ impl<const EXTREME: bool> Panel for Mxfp8Panel<'_, EXTREME> {
     }
     #[inline(always)]
     fn scales(&self, block: usize) -> [f32; PANEL] {
-        self.scales[block].map(|code| {
-            if EXTREME {
-                e8m0(code)
-            } else {
-                f32::from_bits((u32::from(code) + 120) << 23)
-            }
-        })
+        self.scales[block].map(|code| if EXTREME { e8m0(code) } else { f32::from_bits((u32::from(code) + 120) << 23) })
     }
     #[inline(always)]
     fn decode(codes: &[u8; PANEL], scales: &[f32; PANEL]) -> [f32; PANEL] {
         let mut values = [0.0; PANEL];
         for j in 0..PANEL {
-            values[j] = if EXTREME {
-                e4m3_or_nan(codes[j], E4M3_LIFT) * scales[j]
-            } else {
-                e4m3_low(codes[j]) * scales[j]
-            };
+            values[j] =
+                if EXTREME { e4m3_or_nan(codes[j], E4M3_LIFT) * scales[j] } else { e4m3_low(codes[j]) * scales[j] };
         }
         values
     }
@@ -194,11 +181,7 @@ impl<const EXTREME: bool> Panel for Fp8BlockPanel<'_, EXTREME> {
     fn decode(codes: &[u8; PANEL], _scales: &[f32; PANEL]) -> [f32; PANEL] {
         let mut values = [0.0; PANEL];
         for j in 0..PANEL {
-            values[j] = if EXTREME {
-                e4m3_or_nan(codes[j], 1.0)
-            } else {
-                e4m3_low(codes[j])
-            };
+            values[j] = if EXTREME { e4m3_or_nan(codes[j], 1.0) } else { e4m3_low(codes[j]) };
         }
         values
     }
@@ -206,9 +189,5 @@ impl<const EXTREME: bool> Panel for Fp8BlockPanel<'_, EXTREME> {
 
 #[inline(always)]
 fn e4m3_or_nan(code: u8, factor: f32) -> f32 {
-    if e4m3_is_nan(code) {
-        f32::NAN
-    } else {
-        e4m3_low(code) * factor
-    }
+    if e4m3_is_nan(code) { f32::NAN } else { e4m3_low(code) * factor }
 }

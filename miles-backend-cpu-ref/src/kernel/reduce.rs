@@ -54,11 +54,7 @@ pub fn sum_squares8(isa: Isa, values: &[f32]) -> f32 {
 /// When the lengths differ.
 #[must_use]
 pub fn dot8(isa: Isa, left: &[f32], right: &[f32]) -> f32 {
-    assert_eq!(
-        left.len(),
-        right.len(),
-        "dot8 needs two vectors of one length"
-    );
+    assert_eq!(left.len(), right.len(), "dot8 needs two vectors of one length");
     isa.run(
         #[inline(always)]
         || dot_lanes(left, right),
@@ -120,9 +116,7 @@ pub(crate) fn max_lanes(values: &[f32]) -> f32 {
     for (lane, &value) in lanes.iter_mut().zip(tail) {
         *lane = larger(value, *lane);
     }
-    lanes
-        .into_iter()
-        .fold(f32::NEG_INFINITY, |largest, lane| larger(lane, largest))
+    lanes.into_iter().fold(f32::NEG_INFINITY, |largest, lane| larger(lane, largest))
 }
 
 #[inline(always)]
@@ -153,21 +147,9 @@ mod tests {
             }
             let largest = a.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             for isa in isas() {
-                assert_eq!(
-                    sum8(isa, &a).to_bits(),
-                    combine(sum).to_bits(),
-                    "sum of {n}"
-                );
-                assert_eq!(
-                    sum_squares8(isa, &a).to_bits(),
-                    combine(squares).to_bits(),
-                    "squares of {n}"
-                );
-                assert_eq!(
-                    dot8(isa, &a, &b).to_bits(),
-                    combine(dot).to_bits(),
-                    "dot of {n}"
-                );
+                assert_eq!(sum8(isa, &a).to_bits(), combine(sum).to_bits(), "sum of {n}");
+                assert_eq!(sum_squares8(isa, &a).to_bits(), combine(squares).to_bits(), "squares of {n}");
+                assert_eq!(dot8(isa, &a, &b).to_bits(), combine(dot).to_bits(), "dot of {n}");
                 assert_eq!(max8(isa, &a), largest, "max of {n}");
             }
         }
@@ -176,11 +158,7 @@ mod tests {
     #[test]
     fn reductions_agree_with_double_precision() {
         let (a, b) = (numbers(3, 1000), numbers(4, 1000));
-        let want: f64 = a
-            .iter()
-            .zip(&b)
-            .map(|(&x, &y)| f64::from(x) * f64::from(y))
-            .sum();
+        let want: f64 = a.iter().zip(&b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
         assert!((f64::from(dot8(Isa::detect(), &a, &b)) - want).abs() < 1e-4);
     }
 

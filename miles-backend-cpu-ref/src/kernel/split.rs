@@ -31,12 +31,7 @@ impl<'a> Block<'a> {
 }
 
 /// Cuts `out` `[rows, cols]` into blocks of at most `block_rows` rows and `block_panels` panels; nothing for an empty output.
-pub(crate) fn blocks(
-    out: &mut [f32],
-    cols: usize,
-    block_rows: usize,
-    block_panels: usize,
-) -> Vec<Block<'_>> {
+pub(crate) fn blocks(out: &mut [f32], cols: usize, block_rows: usize, block_panels: usize) -> Vec<Block<'_>> {
     if out.is_empty() || cols == 0 {
         return Vec::new();
     }
@@ -69,11 +64,7 @@ pub(crate) fn balanced(
     threads: usize,
 ) -> Vec<Block<'_>> {
     let panels = cols.div_ceil(PANEL).max(1);
-    let wanted = if threads == 1 {
-        1
-    } else {
-        threads * BLOCKS_PER_THREAD
-    };
+    let wanted = if threads == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
     let bands = rows.div_ceil(max_band_rows).max(1);
     let block_rows = rows.div_ceil(bands).next_multiple_of(ROW_TILE).max(1);
     let block_panels = (panels * bands).div_ceil(wanted).clamp(1, panels);
@@ -91,15 +82,7 @@ mod tests {
 
     #[test]
     fn blocks_cover_every_element_once() {
-        for (rows, cols) in [
-            (0, 5),
-            (5, 0),
-            (1, 1),
-            (1, 16),
-            (3, 17),
-            (13, 100),
-            (200, 33),
-        ] {
+        for (rows, cols) in [(0, 5), (5, 0), (1, 1), (1, 16), (3, 17), (13, 100), (200, 33)] {
             for (band, threads) in [(1, 1), (6, 2), (96, 3)] {
                 let mut out = vec![0.0f32; rows * cols];
                 for block in balanced(&mut out, rows, cols, band, threads) {
@@ -110,12 +93,7 @@ mod tests {
                         }
                     }
                 }
-                assert!(
-                    out.iter()
-                        .enumerate()
-                        .all(|(i, &value)| value == (i + 1) as f32),
-                    "{rows} x {cols}"
-                );
+                assert!(out.iter().enumerate().all(|(i, &value)| value == (i + 1) as f32), "{rows} x {cols}");
             }
         }
     }

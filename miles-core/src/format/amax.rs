@@ -10,9 +10,7 @@ const INFINITY_BITS: i32 = f32::INFINITY.to_bits() as i32;
 #[inline]
 #[must_use]
 pub fn abs_max(values: &[f32]) -> f32 {
-    let largest = values
-        .iter()
-        .fold(0, |largest: i32, &x| largest.max(magnitude(x)));
+    let largest = values.iter().fold(0, |largest: i32, &x| largest.max(magnitude(x)));
     f32::from_bits(largest as u32)
 }
 

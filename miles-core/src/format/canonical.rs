@@ -27,13 +27,7 @@ fn header(parts: &QuantizedParts) -> [u8; HEADER_BYTES] {
     header[8] = u8::from(parts.operand == Operand::Weight);
     header[9] = u8::from(parts.axis == Axis::Column);
     header[10] = u8::from(matches!(parts.scales, BlockScales::F32(_)));
-    let counts = [
-        parts.rows,
-        parts.cols,
-        parts.codes.len(),
-        parts.scales.len(),
-        parts.outer.len(),
-    ];
+    let counts = [parts.rows, parts.cols, parts.codes.len(), parts.scales.len(), parts.outer.len()];
     for (slot, count) in header[16..].chunks_exact_mut(8).zip(counts) {
         slot.copy_from_slice(&(count as u64).to_le_bytes());
     }

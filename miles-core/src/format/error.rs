@@ -7,9 +7,7 @@ use super::{Axis, FormatId, ScaleKind};
 #[non_exhaustive]
 pub enum FormatError {
     /// A source value is NaN or infinite and the spec does not allow it.
-    #[error(
-        "tensor {tensor}: value {value} at row {row}, column {column} (block {block}) is not finite"
-    )]
+    #[error("tensor {tensor}: value {value} at row {row}, column {column} (block {block}) is not finite")]
     NonFinite {
         /// The tensor's name.
         tensor: String,
@@ -23,9 +21,7 @@ pub enum FormatError {
         value: f32,
     },
     /// A source declared as BF16 holds a value that BF16 cannot.
-    #[error(
-        "tensor {tensor}: value {value:e} at row {row}, column {column} is not a BF16 value, as its dtype says"
-    )]
+    #[error("tensor {tensor}: value {value:e} at row {row}, column {column} is not a BF16 value, as its dtype says")]
     NotBf16 {
         /// The tensor's name.
         tensor: String,
@@ -49,9 +45,7 @@ pub enum FormatError {
         found: usize,
     },
     /// Two elements share a byte, so the length along the block axis has to be even.
-    #[error(
-        "format {format} packs two elements per byte along the {axis} axis: [{rows}, {cols}] is odd there"
-    )]
+    #[error("format {format} packs two elements per byte along the {axis} axis: [{rows}, {cols}] is odd there")]
     OddLength {
         /// The format.
         format: FormatId,
@@ -97,9 +91,7 @@ pub enum FormatError {
         why: &'static str,
     },
     /// Tensors that are to share an outer scale have different widths.
-    #[error(
-        "tensor {tensor} has {found} columns and cannot be quantized jointly with {first}, which has {expected}"
-    )]
+    #[error("tensor {tensor} has {found} columns and cannot be quantized jointly with {first}, which has {expected}")]
     JointWidth {
         /// The tensor that differs.
         tensor: String,
@@ -137,9 +129,7 @@ pub enum FormatError {
         found: &'static str,
     },
     /// A one-byte block scale is NaN.
-    #[error(
-        "tensor {tensor}: block scale at scale row {row}, block {block} is NaN (byte {byte:#04x})"
-    )]
+    #[error("tensor {tensor}: block scale at scale row {row}, block {block} is NaN (byte {byte:#04x})")]
     NanScale {
         /// The tensor's name.
         tensor: String,
@@ -175,9 +165,7 @@ pub enum FormatError {
         value: f32,
     },
     /// A scale buffer has the wrong number of elements for the layout conversion asked for.
-    #[error(
-        "{layout} scale buffer of [{rows}, {blocks}] has {found} elements, expected {expected}"
-    )]
+    #[error("{layout} scale buffer of [{rows}, {blocks}] has {found} elements, expected {expected}")]
     ScaleBufferLength {
         /// Name of the layout.
         layout: &'static str,

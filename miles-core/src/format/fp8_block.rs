@@ -16,8 +16,8 @@ use super::amax::raise_magnitudes;
 use super::lines::{for_each_column, for_each_row, transpose};
 use super::rule::{check_format, check_joint_widths};
 use super::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts,
-    QuantizedTensor, ScaleKind, Source, SourceDtype, TensorLayout, abs_max,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
+    ScaleKind, Source, SourceDtype, TensorLayout, abs_max,
 };
 use crate::number::{bf16, e4m3};
 
@@ -42,13 +42,9 @@ pub struct Fp8Block {
 
 impl Fp8Block {
     /// The format `fp8-block`.
-    pub const FP32_SCALES: Self = Self {
-        rounding: ScaleRounding::Fp32,
-    };
+    pub const FP32_SCALES: Self = Self { rounding: ScaleRounding::Fp32 };
     /// The format `fp8-block/pow2-scales`.
-    pub const POW2_SCALES: Self = Self {
-        rounding: ScaleRounding::PowerOfTwo,
-    };
+    pub const POW2_SCALES: Self = Self { rounding: ScaleRounding::PowerOfTwo };
 
     /// How this rule rounds the encode scale.
     #[must_use]
@@ -65,16 +61,8 @@ impl Fp8Block {
             SourceDtype::F32 => f32::MAX,
         };
         let quotient = e4m3::MAX / amax;
-        let capped = if quotient > f32::MAX {
-            largest
-        } else {
-            quotient
-        };
-        let scale = if amax > 0.0 && amax.is_finite() {
-            capped
-        } else {
-            1.0
-        };
+        let capped = if quotient > f32::MAX { largest } else { quotient };
+        let scale = if amax > 0.0 && amax.is_finite() { capped } else { 1.0 };
         match self.rounding {
             ScaleRounding::Fp32 => scale,
             ScaleRounding::PowerOfTwo => f32::from_bits(scale.to_bits() & EXPONENT_BITS),
@@ -85,19 +73,9 @@ impl Fp8Block {
     ///
     /// # Panics
     /// When `codes` or `scales` has not exactly the length that `values` needs.
-    pub fn quantize_row(
-        &self,
-        values: &[f32],
-        dtype: SourceDtype,
-        codes: &mut [u8],
-        scales: &mut [f32],
-    ) {
+    pub fn quantize_row(&self, values: &[f32], dtype: SourceDtype, codes: &mut [u8], scales: &mut [f32]) {
         assert_eq!(codes.len(), values.len(), "one FP8 code per value");
-        assert_eq!(
-            scales.len(),
-            values.len().div_ceil(BLOCK),
-            "one FP8 scale per block of 128"
-        );
+        assert_eq!(scales.len(), values.len().div_ceil(BLOCK), "one FP8 scale per block of 128");
         let blocks = values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
         for ((block, block_codes), decode_scale) in blocks.zip(scales) {
             let scale = self.encode_scale(abs_max(block), dtype);
@@ -118,25 +96,16 @@ impl Fp8Block {
         codes: &mut [u8],
         scales: &mut [f32],
     ) {
-        assert!(
-            values.len() <= BLOCK * cols,
-            "one row of FP8 tiles has at most 128 rows"
-        );
+        assert!(values.len() <= BLOCK * cols, "one row of FP8 tiles has at most 128 rows");
         assert_eq!(codes.len(), values.len(), "one FP8 code per value");
         assert_eq!(scales.len(), cols.div_ceil(BLOCK), "one FP8 scale per tile");
         if cols == 0 {
             return;
         }
         let mut maxima = vec![0; cols];
-        values
-            .chunks_exact(cols)
-            .for_each(|row| raise_magnitudes(&mut maxima, row));
+        values.chunks_exact(cols).for_each(|row| raise_magnitudes(&mut maxima, row));
         let mut encode_scales = vec![0.0; scales.len()];
-        for ((decode, encode), tile) in scales
-            .iter_mut()
-            .zip(&mut encode_scales)
-            .zip(maxima.chunks(BLOCK))
-        {
+        for ((decode, encode), tile) in scales.iter_mut().zip(&mut encode_scales).zip(maxima.chunks(BLOCK)) {
             let amax = tile.iter().fold(0, |largest: i32, &bits| largest.max(bits));
             *encode = self.encode_scale(f32::from_bits(amax as u32), dtype);
             *decode = 1.0 / *encode;
@@ -161,10 +130,7 @@ impl Fp8Block {
         }
         match axis {
             Axis::Row => (codes, scales),
-            Axis::Column => (
-                transpose(&codes, rows, cols),
-                transpose(&scales, tile_rows, tile_cols),
-            ),
+            Axis::Column => (transpose(&codes, rows, cols), transpose(&scales, tile_rows, tile_cols)),
         }
     }
 
@@ -179,12 +145,7 @@ impl Fp8Block {
         let mut scales = vec![0.0; lines * blocks];
         let quantize_line = |line: usize, values: &[f32]| {
             let line_codes = &mut codes[line * length..][..length];
-            self.quantize_row(
-                values,
-                source.dtype(),
-                line_codes,
-                &mut scales[line * blocks..][..blocks],
-            );
+            self.quantize_row(values, source.dtype(), line_codes, &mut scales[line * blocks..][..blocks]);
         };
         match axis {
             Axis::Row => for_each_row(source.values(), rows, cols, quantize_line),
@@ -202,12 +163,7 @@ impl FormatRule for Fp8Block {
         }
     }
 
-    fn layout(
-        &self,
-        rows: usize,
-        cols: usize,
-        spec: &QuantizeSpec,
-    ) -> Result<TensorLayout, FormatError> {
+    fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
         let format = self.id();
         check_format(&format, &spec.format)?;
         let Some(codes_bytes) = rows.checked_mul(cols) else {
@@ -220,21 +176,10 @@ impl FormatRule for Fp8Block {
             (Operand::Weight, Axis::Row) => (row_blocks, col_blocks),
             (Operand::Weight, Axis::Column) => (col_blocks, row_blocks),
         };
-        Ok(TensorLayout {
-            codes_bytes,
-            scale_kind: ScaleKind::F32,
-            scale_rows,
-            scale_cols,
-            outer_len: 0,
-            amax_len: 0,
-        })
+        Ok(TensorLayout { codes_bytes, scale_kind: ScaleKind::F32, scale_rows, scale_cols, outer_len: 0, amax_len: 0 })
     }
 
-    fn quantize(
-        &self,
-        source: &Source<'_>,
-        spec: &QuantizeSpec,
-    ) -> Result<QuantizedTensor, FormatError> {
+    fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
         self.layout(source.rows(), source.cols(), spec)?;
         source.check_finite(spec.non_finite, |row, column| match spec.axis {
             Axis::Row => column / BLOCK,
@@ -259,16 +204,9 @@ impl FormatRule for Fp8Block {
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 
-    fn quantize_joint(
-        &self,
-        sources: &[Source<'_>],
-        spec: &QuantizeSpec,
-    ) -> Result<Vec<QuantizedTensor>, FormatError> {
+    fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
         check_joint_widths(sources)?;
-        sources
-            .iter()
-            .map(|source| self.quantize(source, spec))
-            .collect()
+        sources.iter().map(|source| self.quantize(source, spec)).collect()
     }
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {

@@ -54,19 +54,11 @@ impl FormatId {
     /// [`FormatError::InvalidFormatId`] when `name` is empty, holds anything but `a-z 0-9 - _ . /`, or is `bf16`
     /// (a tensor kept in BF16 has no format).
     pub fn new(name: &str) -> Result<Self, FormatError> {
-        let invalid = |why| {
-            Err(FormatError::InvalidFormatId {
-                name: name.to_owned(),
-                why,
-            })
-        };
+        let invalid = |why| Err(FormatError::InvalidFormatId { name: name.to_owned(), why });
         if name.is_empty() {
             return invalid("the name is empty");
         }
-        if !name
-            .bytes()
-            .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/'))
-        {
+        if !name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/')) {
             return invalid("only a-z, 0-9, '-', '_', '.' and '/' are allowed");
         }
         if name == "bf16" {

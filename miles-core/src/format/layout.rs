@@ -54,19 +54,8 @@ impl ScaleLayout {
     ///
     /// # Errors
     /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
-    pub fn swizzle(
-        self,
-        scales: &[u8],
-        rows: usize,
-        blocks: usize,
-    ) -> Result<Vec<u8>, FormatError> {
-        check_length(
-            Self::Linear.name(),
-            rows,
-            blocks,
-            rows * blocks,
-            scales.len(),
-        )?;
+    pub fn swizzle(self, scales: &[u8], rows: usize, blocks: usize) -> Result<Vec<u8>, FormatError> {
+        check_length(Self::Linear.name(), rows, blocks, rows * blocks, scales.len())?;
         let mut buffer = vec![0; self.buffer_bytes(rows, blocks)];
         for (index, &scale) in scales.iter().enumerate() {
             buffer[self.offset(index / blocks, index % blocks, blocks)] = scale;
@@ -78,22 +67,9 @@ impl ScaleLayout {
     ///
     /// # Errors
     /// [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_bytes`](Self::buffer_bytes) bytes.
-    pub fn unswizzle(
-        self,
-        buffer: &[u8],
-        rows: usize,
-        blocks: usize,
-    ) -> Result<Vec<u8>, FormatError> {
-        check_length(
-            self.name(),
-            rows,
-            blocks,
-            self.buffer_bytes(rows, blocks),
-            buffer.len(),
-        )?;
-        Ok((0..rows * blocks)
-            .map(|index| buffer[self.offset(index / blocks, index % blocks, blocks)])
-            .collect())
+    pub fn unswizzle(self, buffer: &[u8], rows: usize, blocks: usize) -> Result<Vec<u8>, FormatError> {
+        check_length(self.name(), rows, blocks, self.buffer_bytes(rows, blocks), buffer.len())?;
+        Ok((0..rows * blocks).map(|index| buffer[self.offset(index / blocks, index % blocks, blocks)]).collect())
     }
 
     const fn name(self) -> &'static str {
@@ -137,12 +113,7 @@ impl GemmScales {
     ///
     /// # Errors
     /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
-    pub fn arrange(
-        self,
-        scales: &[f32],
-        rows: usize,
-        blocks: usize,
-    ) -> Result<Vec<f32>, FormatError> {
+    pub fn arrange(self, scales: &[f32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
         check_length("compact", rows, blocks, rows * blocks, scales.len())?;
         let mut buffer = vec![0.0; self.buffer_len(rows, blocks)];
         for (index, &scale) in scales.iter().enumerate() {
@@ -155,22 +126,9 @@ impl GemmScales {
     ///
     /// # Errors
     /// [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_len`](Self::buffer_len) elements.
-    pub fn compact(
-        self,
-        buffer: &[f32],
-        rows: usize,
-        blocks: usize,
-    ) -> Result<Vec<f32>, FormatError> {
-        check_length(
-            self.name(),
-            rows,
-            blocks,
-            self.buffer_len(rows, blocks),
-            buffer.len(),
-        )?;
-        Ok((0..rows * blocks)
-            .map(|index| buffer[self.offset(index / blocks, index % blocks, rows, blocks)])
-            .collect())
+    pub fn compact(self, buffer: &[f32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
+        check_length(self.name(), rows, blocks, self.buffer_len(rows, blocks), buffer.len())?;
+        Ok((0..rows * blocks).map(|index| buffer[self.offset(index / blocks, index % blocks, rows, blocks)]).collect())
     }
 
     const fn name(self) -> &'static str {
@@ -191,11 +149,5 @@ fn check_length(
     if expected == found {
         return Ok(());
     }
-    Err(FormatError::ScaleBufferLength {
-        layout,
-        rows,
-        blocks,
-        expected,
-        found,
-    })
+    Err(FormatError::ScaleBufferLength { layout, rows, blocks, expected, found })
 }

@@ -4,12 +4,7 @@
 const STRIPE: usize = 16;
 
 /// Calls `visit(column index, values of the column)` for every column of `values`, row-major `[rows, cols]`.
-pub(super) fn for_each_column(
-    values: &[f32],
-    rows: usize,
-    cols: usize,
-    mut visit: impl FnMut(usize, &[f32]),
-) {
+pub(super) fn for_each_column(values: &[f32], rows: usize, cols: usize, mut visit: impl FnMut(usize, &[f32])) {
     let mut stripe = vec![0.0; STRIPE * rows];
     for first in (0..cols).step_by(STRIPE) {
         let width = STRIPE.min(cols - first);
@@ -26,12 +21,7 @@ pub(super) fn for_each_column(
 }
 
 /// Calls `visit(row index, values of the row)` for every row, also for rows without values.
-pub(super) fn for_each_row(
-    values: &[f32],
-    rows: usize,
-    cols: usize,
-    mut visit: impl FnMut(usize, &[f32]),
-) {
+pub(super) fn for_each_row(values: &[f32], rows: usize, cols: usize, mut visit: impl FnMut(usize, &[f32])) {
     for row in 0..rows {
         visit(row, &values[row * cols..][..cols]);
     }

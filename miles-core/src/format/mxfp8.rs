@@ -15,8 +15,8 @@
 use super::amax::raise_magnitudes;
 use super::rule::{check_format, check_joint_widths};
 use super::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts,
-    QuantizedTensor, ScaleKind, Source, TensorLayout, abs_max,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleKind,
+    Source, TensorLayout, abs_max,
 };
 use crate::number::{e4m3, e8m0};
 
@@ -40,11 +40,7 @@ pub const fn block_scale(amax: f32) -> u8 {
 /// When `codes` or `scales` has not exactly the length that `values` needs.
 pub fn quantize_row(values: &[f32], codes: &mut [u8], scales: &mut [u8]) {
     assert_eq!(codes.len(), values.len(), "one MXFP8 code per value");
-    assert_eq!(
-        scales.len(),
-        values.len().div_ceil(BLOCK),
-        "one MXFP8 scale per block of 32"
-    );
+    assert_eq!(scales.len(), values.len().div_ceil(BLOCK), "one MXFP8 scale per block of 32");
     let (blocks, tail) = values.as_chunks::<BLOCK>();
     let (code_blocks, code_tail) = codes.as_chunks_mut::<BLOCK>();
     for ((block, block_codes), scale) in blocks.iter().zip(code_blocks).zip(scales.iter_mut()) {
@@ -60,25 +56,15 @@ pub fn quantize_row(values: &[f32], codes: &mut [u8], scales: &mut [u8]) {
 ///
 /// # Panics
 /// When there are more than 32 rows, or `codes` or `scales` has not exactly the length that `values` needs.
-pub fn quantize_row_group_by_column(
-    values: &[f32],
-    cols: usize,
-    codes: &mut [u8],
-    scales: &mut [u8],
-) {
-    assert!(
-        values.len() <= BLOCK * cols,
-        "one MXFP8 block has at most 32 rows"
-    );
+pub fn quantize_row_group_by_column(values: &[f32], cols: usize, codes: &mut [u8], scales: &mut [u8]) {
+    assert!(values.len() <= BLOCK * cols, "one MXFP8 block has at most 32 rows");
     assert_eq!(codes.len(), values.len(), "one MXFP8 code per value");
     assert_eq!(scales.len(), cols, "one MXFP8 scale per column");
     if cols == 0 {
         return;
     }
     let mut maxima = vec![0; cols];
-    values
-        .chunks_exact(cols)
-        .for_each(|row| raise_magnitudes(&mut maxima, row));
+    values.chunks_exact(cols).for_each(|row| raise_magnitudes(&mut maxima, row));
     let mut reciprocals = vec![0.0; cols];
     for ((scale, reciprocal), &bits) in scales.iter_mut().zip(&mut reciprocals).zip(&maxima) {
         *scale = block_scale(f32::from_bits(bits as u32));
@@ -96,12 +82,7 @@ impl FormatRule for Mxfp8 {
         FormatId::mxfp8()
     }
 
-    fn layout(
-        &self,
-        rows: usize,
-        cols: usize,
-        spec: &QuantizeSpec,
-    ) -> Result<TensorLayout, FormatError> {
+    fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
         let format = self.id();
         check_format(&format, &spec.format)?;
         let Some(codes_bytes) = rows.checked_mul(cols) else {
@@ -111,21 +92,10 @@ impl FormatRule for Mxfp8 {
             Axis::Row => (rows, cols.div_ceil(BLOCK)),
             Axis::Column => (rows.div_ceil(BLOCK), cols),
         };
-        Ok(TensorLayout {
-            codes_bytes,
-            scale_kind: ScaleKind::E8m0,
-            scale_rows,
-            scale_cols,
-            outer_len: 0,
-            amax_len: 0,
-        })
+        Ok(TensorLayout { codes_bytes, scale_kind: ScaleKind::E8m0, scale_rows, scale_cols, outer_len: 0, amax_len: 0 })
     }
 
-    fn quantize(
-        &self,
-        source: &Source<'_>,
-        spec: &QuantizeSpec,
-    ) -> Result<QuantizedTensor, FormatError> {
+    fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
         let (rows, cols) = (source.rows(), source.cols());
         let layout = self.layout(rows, cols, spec)?;
         source.check_finite(spec.non_finite, |row, column| match spec.axis {
@@ -140,9 +110,7 @@ impl FormatRule for Mxfp8 {
         };
         let group = (rows_per_scale_row * cols).max(1);
         let groups = source.values().chunks(group).zip(codes.chunks_mut(group));
-        for ((values, group_codes), scale_row) in
-            groups.zip(scales.chunks_mut(layout.scale_cols.max(1)))
-        {
+        for ((values, group_codes), scale_row) in groups.zip(scales.chunks_mut(layout.scale_cols.max(1))) {
             match spec.axis {
                 Axis::Row => quantize_row(values, group_codes, scale_row),
                 Axis::Column => quantize_row_group_by_column(values, cols, group_codes, scale_row),
@@ -163,16 +131,9 @@ impl FormatRule for Mxfp8 {
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 
-    fn quantize_joint(
-        &self,
-        sources: &[Source<'_>],
-        spec: &QuantizeSpec,
-    ) -> Result<Vec<QuantizedTensor>, FormatError> {
+    fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
         check_joint_widths(sources)?;
-        sources
-            .iter()
-            .map(|source| self.quantize(source, spec))
-            .collect()
+        sources.iter().map(|source| self.quantize(source, spec)).collect()
     }
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
@@ -191,12 +152,7 @@ impl FormatRule for Mxfp8 {
                 }
                 Axis::Column => {
                     let row_scales = &scales[row / BLOCK * scale_cols..][..scale_cols];
-                    values.extend(
-                        codes
-                            .iter()
-                            .zip(row_scales)
-                            .map(|(&code, &s)| e4m3::decode(code) * e8m0::decode(s)),
-                    );
+                    values.extend(codes.iter().zip(row_scales).map(|(&code, &s)| e4m3::decode(code) * e8m0::decode(s)));
                 }
             }
         }

@@ -24,8 +24,8 @@
 use super::lines::{for_each_column, for_each_row, transpose};
 use super::rule::{check_format, check_joint_widths};
 use super::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts,
-    QuantizedTensor, ScaleKind, ScaleScope, Source, TensorLayout, abs_max,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleKind,
+    ScaleScope, Source, TensorLayout, abs_max,
 };
 use crate::number::{e2m1, e4m3};
 
@@ -50,17 +50,8 @@ impl OuterScale {
     #[must_use]
     pub fn from_amax(amax: f32) -> Self {
         let quotient = (LARGEST / amax).min(f32::MAX);
-        let encode = if amax == 0.0 || quotient == 0.0 {
-            1.0
-        } else {
-            quotient
-        };
-        Self {
-            amax,
-            encode,
-            multiplier: encode * SIXTH,
-            decode: 1.0 / encode,
-        }
+        let encode = if amax == 0.0 || quotient == 0.0 { 1.0 } else { quotient };
+        Self { amax, encode, multiplier: encode * SIXTH, decode: 1.0 / encode }
     }
 
     /// The largest magnitude.
@@ -96,11 +87,7 @@ impl OuterScale {
     /// The decode scale that is stored for a whole tensor: `1 / f32::MAX` for a tensor of zeros.
     #[must_use]
     pub const fn tensor_decode(&self) -> f32 {
-        if self.amax == 0.0 {
-            1.0 / f32::MAX
-        } else {
-            self.decode
-        }
+        if self.amax == 0.0 { 1.0 / f32::MAX } else { self.decode }
     }
 }
 
@@ -109,7 +96,7 @@ impl OuterScale {
 /// `codes` takes half a byte and `scales` one byte per started block of `values`.
 ///
 /// # Panics
-/// When `values` has odd length, or `codes` or `scales` has not exactly the length that `values` needs.
+/// When `codes` or `scales` has not exactly the length that `values` needs.
 pub fn quantize_row(values: &[f32], codes: &mut [u8], scales: &mut [u8]) -> OuterScale {
     let outer = OuterScale::from_amax(abs_max(values));
     quantize_row_with(values, &outer, codes, scales);
@@ -121,12 +108,8 @@ pub fn quantize_row(values: &[f32], codes: &mut [u8], scales: &mut [u8]) -> Oute
 /// # Panics
 /// As [`quantize_row`].
 pub fn quantize_row_with(values: &[f32], outer: &OuterScale, codes: &mut [u8], scales: &mut [u8]) {
-    assert_eq!(codes.len() * 2, values.len(), "two NVFP4 codes per byte");
-    assert_eq!(
-        scales.len(),
-        values.len().div_ceil(BLOCK),
-        "one NVFP4 scale per block of 16"
-    );
+    assert_eq!(codes.len(), values.len().div_ceil(2), "two NVFP4 codes per byte");
+    assert_eq!(scales.len(), values.len().div_ceil(BLOCK), "one NVFP4 scale per block of 16");
     let (blocks, tail) = values.as_chunks::<BLOCK>();
     let (code_blocks, code_tail) = codes.as_chunks_mut::<{ BLOCK / 2 }>();
     for ((block, packed), scale) in blocks.iter().zip(code_blocks).zip(scales.iter_mut()) {
@@ -157,24 +140,14 @@ impl FormatRule for Nvfp4 {
         FormatId::nvfp4()
     }
 
-    fn layout(
-        &self,
-        rows: usize,
-        cols: usize,
-        spec: &QuantizeSpec,
-    ) -> Result<TensorLayout, FormatError> {
+    fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
         let format = self.id();
         check_format(&format, &spec.format)?;
         let (lines, length) = lines_and_length(spec.axis, rows, cols);
-        if length % 2 != 0 {
-            return Err(FormatError::OddLength {
-                format,
-                axis: spec.axis,
-                rows,
-                cols,
-            });
+        if spec.axis == Axis::Row && length % 2 != 0 {
+            return Err(FormatError::OddLength { format, axis: spec.axis, rows, cols });
         }
-        let Some(codes_bytes) = lines.checked_mul(length / 2) else {
+        let Some(codes_bytes) = lines.checked_mul(length.div_ceil(2)) else {
             return Err(FormatError::TooLarge { format, rows, cols });
         };
         let outer_len = match spec.scope {
@@ -191,35 +164,22 @@ impl FormatRule for Nvfp4 {
         })
     }
 
-    fn quantize(
-        &self,
-        source: &Source<'_>,
-        spec: &QuantizeSpec,
-    ) -> Result<QuantizedTensor, FormatError> {
+    fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
         match spec.scope {
             ScaleScope::Row => quantize_source(source, spec, None),
             ScaleScope::Tensor => quantize_source(source, spec, Some(abs_max(source.values()))),
         }
     }
 
-    fn quantize_joint(
-        &self,
-        sources: &[Source<'_>],
-        spec: &QuantizeSpec,
-    ) -> Result<Vec<QuantizedTensor>, FormatError> {
+    fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
         check_joint_widths(sources)?;
         let amax = match spec.scope {
             ScaleScope::Row => None,
-            ScaleScope::Tensor => Some(
-                sources
-                    .iter()
-                    .fold(0.0, |amax: f32, source| amax.max(abs_max(source.values()))),
-            ),
+            ScaleScope::Tensor => {
+                Some(sources.iter().fold(0.0, |amax: f32, source| amax.max(abs_max(source.values()))))
+            }
         };
-        sources
-            .iter()
-            .map(|source| quantize_source(source, spec, amax))
-            .collect()
+        sources.iter().map(|source| quantize_source(source, spec, amax)).collect()
     }
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
@@ -229,14 +189,10 @@ impl FormatRule for Nvfp4 {
         };
         if tensor.amax().is_empty() {
             let outer = tensor.outer();
-            return decode_blocks(tensor, |line, scale, code| {
-                code * scale * of_line(outer, line)
-            });
+            return decode_blocks(tensor, |line, scale, code| code * scale * of_line(outer, line));
         }
         let amax = tensor.amax();
-        decode_blocks(tensor, |line, scale, code| {
-            code * (scale * of_line(amax, line) * LARGEST_RECIPROCAL)
-        })
+        decode_blocks(tensor, |line, scale, code| code * (scale * of_line(amax, line) * LARGEST_RECIPROCAL))
     }
 }
 
@@ -273,7 +229,7 @@ fn quantize_source(
     let mut own = Vec::with_capacity(if shared.is_some() { 0 } else { lines });
     let quantize_line = |line: usize, values: &[f32]| {
         let outer = shared.unwrap_or_else(|| OuterScale::from_amax(abs_max(values)));
-        let line_codes = &mut codes[line * (length / 2)..][..length / 2];
+        let line_codes = &mut codes[line * length.div_ceil(2)..][..length.div_ceil(2)];
         let line_scales = &mut scales[line * layout.scale_cols..][..layout.scale_cols];
         quantize_row_with(values, &outer, line_codes, line_scales);
         if shared.is_none() {
@@ -286,10 +242,7 @@ fn quantize_source(
     }
     let (outer, amax) = match &shared {
         Some(shared) => (vec![shared.tensor_decode()], vec![shared.amax]),
-        None => (
-            own.iter().map(OuterScale::row_decode).collect(),
-            own.iter().map(OuterScale::amax).collect(),
-        ),
+        None => (own.iter().map(OuterScale::row_decode).collect(), own.iter().map(OuterScale::amax).collect()),
     };
     let parts = QuantizedParts {
         format: spec.format.clone(),
@@ -307,26 +260,20 @@ fn quantize_source(
 }
 
 /// Applies `value(line, block scale, code value)` to every element and returns them in the source's orientation.
-fn decode_blocks(
-    tensor: &QuantizedTensor,
-    value: impl Fn(usize, f32, f32) -> f32,
-) -> Result<Vec<f32>, FormatError> {
+fn decode_blocks(tensor: &QuantizedTensor, value: impl Fn(usize, f32, f32) -> f32) -> Result<Vec<f32>, FormatError> {
     check_format(&FormatId::nvfp4(), tensor.format())?;
     let (lines, length) = lines_and_length(tensor.axis(), tensor.rows(), tensor.cols());
     let scales = tensor.scales().as_u8().unwrap_or_default();
     let mut values = Vec::with_capacity(lines * length);
     for line in 0..lines {
-        let codes = &tensor.codes()[line * (length / 2)..][..length / 2];
+        let codes = &tensor.codes()[line * length.div_ceil(2)..][..length.div_ceil(2)];
         let line_scales = &scales[line * tensor.scale_cols()..][..tensor.scale_cols()];
         for (packed, &scale) in codes.chunks(BLOCK / 2).zip(line_scales) {
             let scale = e4m3::decode(scale);
-            values.extend(
-                packed
-                    .iter()
-                    .flat_map(|&byte| e2m1::decode_pair(byte))
-                    .map(|code| value(line, scale, code)),
-            );
+            values.extend(packed.iter().flat_map(|&byte| e2m1::decode_pair(byte)).map(|code| value(line, scale, code)));
         }
+        // A column of an odd number of tokens ends in half a byte of padding.
+        values.truncate((line + 1) * length);
     }
     Ok(match tensor.axis() {
         Axis::Row => values,

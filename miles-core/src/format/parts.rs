@@ -1,8 +1,6 @@
 //! [`QuantizedParts`]: the loose parts of a quantized tensor, and the checks that make them one.
 
-use super::{
-    Axis, FormatError, FormatId, Operand, QuantizeSpec, ScaleKind, ScaleScope, TensorLayout,
-};
+use super::{Axis, FormatError, FormatId, Operand, QuantizeSpec, ScaleKind, ScaleScope, TensorLayout};
 use crate::number;
 
 /// Block scales in the storage of their format.
@@ -63,23 +61,11 @@ impl QuantizedParts {
         check_outer(name, "amax", &self.amax, |x| x >= 0.0)
     }
 
-    fn check_length(
-        &self,
-        tensor: &str,
-        part: &'static str,
-        found: usize,
-        expected: usize,
-    ) -> Result<(), FormatError> {
+    fn check_length(&self, tensor: &str, part: &'static str, found: usize, expected: usize) -> Result<(), FormatError> {
         if found == expected {
             return Ok(());
         }
-        Err(FormatError::PartLength {
-            tensor: tensor.to_owned(),
-            format: self.format.clone(),
-            part,
-            expected,
-            found,
-        })
+        Err(FormatError::PartLength { tensor: tensor.to_owned(), format: self.format.clone(), part, expected, found })
     }
 
     fn check_scales(&self, layout: &TensorLayout, name: &str) -> Result<(), FormatError> {
@@ -94,26 +80,15 @@ impl QuantizedParts {
                 };
                 nan.map_or(Ok(()), |index| {
                     let (row, block) = place(index);
-                    Err(FormatError::NanScale {
-                        tensor: tensor(),
-                        row,
-                        block,
-                        byte: scales[index],
-                    })
+                    Err(FormatError::NanScale { tensor: tensor(), row, block, byte: scales[index] })
                 })
             }
-            (BlockScales::F32(scales), ScaleKind::F32) => scales
-                .iter()
-                .position(|x| !x.is_finite())
-                .map_or(Ok(()), |index| {
+            (BlockScales::F32(scales), ScaleKind::F32) => {
+                scales.iter().position(|x| !x.is_finite()).map_or(Ok(()), |index| {
                     let (row, block) = place(index);
-                    Err(FormatError::NonFiniteScale {
-                        tensor: tensor(),
-                        row,
-                        block,
-                        value: scales[index],
-                    })
-                }),
+                    Err(FormatError::NonFiniteScale { tensor: tensor(), row, block, value: scales[index] })
+                })
+            }
             (found, expected) => Err(FormatError::ScaleStorage {
                 tensor: tensor(),
                 format: self.format.clone(),
@@ -174,11 +149,6 @@ fn check_outer(
 ) -> Result<(), FormatError> {
     match values.iter().position(|&x| !valid(x)) {
         None => Ok(()),
-        Some(index) => Err(FormatError::BadOuter {
-            tensor: tensor.to_owned(),
-            part,
-            index,
-            value: values[index],
-        }),
+        Some(index) => Err(FormatError::BadOuter { tensor: tensor.to_owned(), part, index, value: values[index] }),
     }
 }

@@ -6,10 +6,7 @@ use half::bf16;
 
 use super::canonical::{HEADER_BYTES, visit_canonical};
 use super::rule::known_or_error;
-use super::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizedParts, ScaleScope,
-    TensorLayout,
-};
+use super::{Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizedParts, ScaleScope, TensorLayout};
 use crate::digest::Digest;
 use crate::number;
 
@@ -32,11 +29,7 @@ impl QuantizedTensor {
     /// [`FormatError::FormatMismatch`] when the parts name another format; [`FormatError::PartLength`] and
     /// [`FormatError::ScaleStorage`] when a part does not fit the format's layout; [`FormatError::NanScale`],
     /// [`FormatError::NonFiniteScale`] and [`FormatError::BadOuter`] for scales that no quantizer may emit.
-    pub fn from_parts(
-        rule: &dyn FormatRule,
-        name: Option<&str>,
-        parts: QuantizedParts,
-    ) -> Result<Self, FormatError> {
+    pub fn from_parts(rule: &dyn FormatRule, name: Option<&str>, parts: QuantizedParts) -> Result<Self, FormatError> {
         let layout = rule.layout(parts.rows, parts.cols, &parts.spec())?;
         parts.check(&layout, name.unwrap_or("<unnamed>"))?;
         Ok(Self(Arc::new(Inner { parts, layout })))
@@ -88,7 +81,7 @@ impl QuantizedTensor {
     ///
     /// | format | row axis | column axis |
     /// |---|---|---|
-    /// | `nvfp4` | `[rows, cols / 2]`, even element in the low nibble | transposed, `[cols, rows / 2]` |
+    /// | `nvfp4` | `[rows, cols / 2]`, even element in the low nibble | transposed, `[cols, ceil(rows / 2)]` |
     /// | `mxfp8` | `[rows, cols]` | `[rows, cols]` |
     /// | `fp8-block` | `[rows, cols]` | transposed, `[cols, rows]` |
     #[must_use]
@@ -140,10 +133,7 @@ impl QuantizedTensor {
             BlockScales::U8(scales) => scales.len(),
             BlockScales::F32(scales) => size_of_val(scales.as_slice()),
         };
-        parts.codes.len()
-            + scale_bytes
-            + size_of_val(parts.outer.as_slice())
-            + size_of_val(parts.amax.as_slice())
+        parts.codes.len() + scale_bytes + size_of_val(parts.outer.as_slice()) + size_of_val(parts.amax.as_slice())
     }
 
     /// The bytes that the digest covers: neither padded nor swizzled, so the same on every machine and on both sides of
@@ -194,9 +184,6 @@ impl QuantizedTensor {
     /// As [`dequantize_f32`](Self::dequantize_f32).
     pub fn dequantize_bf16(&self) -> Result<Vec<bf16>, FormatError> {
         let values = self.dequantize_f32()?;
-        Ok(values
-            .into_iter()
-            .map(|x| bf16::from_bits(number::bf16::encode(x)))
-            .collect())
+        Ok(values.into_iter().map(|x| bf16::from_bits(number::bf16::encode(x))).collect())
     }
 }

@@ -16,22 +16,13 @@ pub trait FormatRule: Send + Sync {
     ///
     /// # Errors
     /// [`FormatError`] when the format cannot hold such a tensor, or `spec` names another format.
-    fn layout(
-        &self,
-        rows: usize,
-        cols: usize,
-        spec: &QuantizeSpec,
-    ) -> Result<TensorLayout, FormatError>;
+    fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError>;
 
     /// Quantizes one tensor.
     ///
     /// # Errors
     /// As [`layout`](Self::layout); [`FormatError::NonFinite`] where `spec` asks for it.
-    fn quantize(
-        &self,
-        source: &Source<'_>,
-        spec: &QuantizeSpec,
-    ) -> Result<QuantizedTensor, FormatError>;
+    fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError>;
 
     /// Quantizes tensors of equal width that one matrix multiplication reads as if their rows were concatenated
     /// (gate and up of a gated MLP): with [`ScaleScope::Tensor`](super::ScaleScope::Tensor) all of them get the
@@ -39,11 +30,7 @@ pub trait FormatRule: Send + Sync {
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize); [`FormatError::JointWidth`] when the widths differ.
-    fn quantize_joint(
-        &self,
-        sources: &[Source<'_>],
-        spec: &QuantizeSpec,
-    ) -> Result<Vec<QuantizedTensor>, FormatError>;
+    fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError>;
 
     /// The values, row-major `[rows, cols]` in the orientation of the source whatever the axis.
     ///
@@ -88,10 +75,7 @@ pub enum ScaleKind {
 /// The built-in rule of that name: `nvfp4`, `mxfp8`, `fp8-block` and `fp8-block/pow2-scales`.
 #[must_use]
 pub fn builtin_rule(format: &FormatId) -> Option<&'static dyn FormatRule> {
-    BUILTIN
-        .iter()
-        .find(|(name, _)| *name == format.as_str())
-        .map(|(_, rule)| *rule)
+    BUILTIN.iter().find(|(name, _)| *name == format.as_str()).map(|(_, rule)| *rule)
 }
 
 pub(super) fn known_or_error(format: &FormatId) -> Result<&'static dyn FormatRule, FormatError> {
@@ -106,10 +90,7 @@ pub(super) fn check_format(rule: &FormatId, requested: &FormatId) -> Result<(), 
     if rule == requested {
         return Ok(());
     }
-    Err(FormatError::FormatMismatch {
-        rule: rule.clone(),
-        requested: requested.clone(),
-    })
+    Err(FormatError::FormatMismatch { rule: rule.clone(), requested: requested.clone() })
 }
 
 /// Refuses a joint quantization of tensors whose rows have different lengths.

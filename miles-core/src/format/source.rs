@@ -47,20 +47,9 @@ impl<'a> Source<'a> {
         dtype: SourceDtype,
         name: Option<&'a str>,
     ) -> Result<Self, FormatError> {
-        let source = Self {
-            values,
-            rows,
-            cols,
-            dtype,
-            name,
-        };
+        let source = Self { values, rows, cols, dtype, name };
         if rows.checked_mul(cols) != Some(values.len()) {
-            return Err(FormatError::SourceLength {
-                tensor: source.tensor_name(),
-                rows,
-                cols,
-                found: values.len(),
-            });
+            return Err(FormatError::SourceLength { tensor: source.tensor_name(), rows, cols, found: values.len() });
         }
         if dtype == SourceDtype::Bf16
             && let Some(index) = values.iter().position(|&x| !bf16::is_exact(x))

@@ -20,8 +20,8 @@ pub struct RopeConfig {
 pub enum RopePairing {
     /// Column `i` with column `i + rotary_dim / 2`.
     Halves,
-    /// Column `2 i` with column `2 i + 1`; the result is stored as halves, as transformers does for
-    /// `rope_interleave` (queries and keys are permuted alike, so scores do not depend on it).
+    /// Column `2 i` with column `2 i + 1`, each staying in its place. (transformers stores the result as halves for
+    /// `rope_interleave`; queries and keys are permuted alike there, so the scores are the same.)
     Interleaved,
 }
 

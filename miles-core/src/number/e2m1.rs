@@ -6,9 +6,7 @@
 pub const MAX: f32 = 6.0;
 
 /// Value of every code.
-pub static DECODE: [f32; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
+pub static DECODE: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// Twice the value of every code: an integer, for exact dot products (the sign of zero is lost).
 pub static DECODE_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -25,11 +23,7 @@ pub const fn encode(x: f32) -> u8 {
     // The sum's last place is worth 0.5, the subnormal step, so the adder does the rounding.
     let shifted = f32::from_bits(clamped as u32) + SUBNORMAL_MAGIC;
     let subnormal = (shifted.to_bits() as i32).wrapping_sub(SUBNORMAL_MAGIC.to_bits() as i32);
-    let magnitude = if clamped < ONE_BITS {
-        subnormal
-    } else {
-        normal
-    };
+    let magnitude = if clamped < ONE_BITS { subnormal } else { normal };
     let signed = magnitude | ((bits >> 28) & 0x8) as i32;
     (if abs > INFINITY_BITS { 0x7 } else { signed }) as u8
 }
@@ -45,10 +39,7 @@ pub fn decode(code: u8) -> f32 {
 #[inline]
 #[must_use]
 pub fn decode_pair(packed: u8) -> [f32; 2] {
-    [
-        DECODE[(packed & 0xF) as usize],
-        DECODE[(packed >> 4) as usize],
-    ]
+    [DECODE[(packed & 0xF) as usize], DECODE[(packed >> 4) as usize]]
 }
 
 const MAX_BITS: i32 = MAX.to_bits() as i32;

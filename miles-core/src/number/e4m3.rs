@@ -26,17 +26,9 @@ pub const fn encode(x: f32) -> u8 {
     // The sum's last place is worth 2^-9, the subnormal step, so the adder does the rounding.
     let shifted = f32::from_bits(clamped as u32) + SUBNORMAL_MAGIC;
     let subnormal = (shifted.to_bits() as i32).wrapping_sub(SUBNORMAL_MAGIC.to_bits() as i32);
-    let magnitude = if clamped < SMALLEST_NORMAL_BITS {
-        subnormal
-    } else {
-        normal
-    };
+    let magnitude = if clamped < SMALLEST_NORMAL_BITS { subnormal } else { normal };
     let signed = magnitude | ((bits >> 24) & 0x80) as i32;
-    (if abs > INFINITY_BITS {
-        NAN as i32
-    } else {
-        signed
-    }) as u8
+    (if abs > INFINITY_BITS { NAN as i32 } else { signed }) as u8
 }
 
 /// The value of `code`, exactly.
@@ -67,11 +59,7 @@ const fn decode_table() -> [f32; 256] {
         let magnitude = code as u32 & 0x7F;
         // Read as an f32 exponent and mantissa the code is 2^-120 times its value, subnormals included.
         let value = f32::from_bits(magnitude << 20) * f32::from_bits((120 + 127) << 23);
-        table[code] = if magnitude == NAN as u32 {
-            f32::NAN
-        } else {
-            f32::from_bits(sign | value.to_bits())
-        };
+        table[code] = if magnitude == NAN as u32 { f32::NAN } else { f32::from_bits(sign | value.to_bits()) };
         code += 1;
     }
     table

@@ -11,22 +11,14 @@ pub const fn encode_ceil(x: f32) -> u8 {
     let up = (abs >> 23) + (abs & 0x007F_FFFF != 0) as i32;
     let capped = if up > MAX_CODE { MAX_CODE } else { up };
     let finite = if abs <= SMALLEST_BITS { 0 } else { capped };
-    (if abs > INFINITY_BITS {
-        NAN as i32
-    } else {
-        finite
-    }) as u8
+    (if abs > INFINITY_BITS { NAN as i32 } else { finite }) as u8
 }
 
 /// The value of `code`: 2^(code - 127), NaN for `0xFF`. Code 0 is subnormal in `f32`.
 #[inline]
 #[must_use]
 pub const fn decode(code: u8) -> f32 {
-    let bits = if code == 0 {
-        SMALLEST_BITS as u32
-    } else {
-        (code as u32) << 23
-    };
+    let bits = if code == 0 { SMALLEST_BITS as u32 } else { (code as u32) << 23 };
     f32::from_bits(if code == NAN { QUIET_NAN_BITS } else { bits })
 }
 
@@ -34,11 +26,7 @@ pub const fn decode(code: u8) -> f32 {
 #[inline]
 #[must_use]
 pub const fn decode_reciprocal(code: u8) -> f32 {
-    let bits = if code >= 254 {
-        SMALLEST_BITS as u32
-    } else {
-        (254 - code as u32) << 23
-    };
+    let bits = if code >= 254 { SMALLEST_BITS as u32 } else { (254 - code as u32) << 23 };
     f32::from_bits(if code == NAN { QUIET_NAN_BITS } else { bits })
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{Ledger, LedgerEvent, PolicyTensor, PolicyVersion, Snapshot};
 use crate::Result;
+use crate::digest::Digest;
 use crate::format::{NonFinite, QuantizeSpec, QuantizedTensor, Source, SourceDtype};
-use crate::network::{Network, ParamId, Parameter};
+use crate::network::{Network, ParamId};
 use crate::plugin::Quantizer;
 use crate::precision::{PrecisionMap, TensorFormat};
 use crate::tensor::{DenseTensor, Dtype};
@@ -47,105 +48,124 @@ pub fn quantize_policy(
     source: &dyn WeightSource,
     context: PolicyContext<'_>,
 ) -> Result<Snapshot> {
-    let mut tensors: Vec<Option<Arc<PolicyTensor>>> = vec![None; network.parameters.len()];
+    let maker = Maker { network, map, quantizer, source };
+    let mut made: Vec<Option<Made>> = network.ids().map(|_| None).collect();
     for id in network.ids() {
-        if tensors[id.index()].is_some() {
+        if made[id.index()].is_some() {
             continue;
         }
-        let members = quantized_together(network, map, id);
-        for (&member, tensor) in members.iter().zip(make(network, map, quantizer, source, context, &members)?) {
-            tensors[member.index()] = Some(Arc::new(tensor));
+        let members = maker.quantized_together(id);
+        for (&member, tensor) in members.iter().zip(maker.make(&members)?) {
+            context.ledger.record(&maker.event(member, &tensor, context))?;
+            made[member.index()] = Some(tensor);
         }
     }
     context.ledger.flush()?;
-    let tensors = tensors.into_iter().flatten().collect();
-    Ok(Snapshot::new(context.version, Arc::clone(network), Arc::clone(map), tensors)?)
+    let (tensors, digests) = made.into_iter().flatten().map(|made| (Arc::new(made.tensor), made.digest)).unzip();
+    Ok(Snapshot::sealed(context.version, Arc::clone(network), Arc::clone(map), tensors, digests)?)
 }
 
-/// The parameters that share one outer scale with `id`: its gate/up partner when both are quantized, or itself alone.
-fn quantized_together(network: &Network, map: &PrecisionMap, id: ParamId) -> Vec<ParamId> {
-    let partner = network.parameter(id).pair;
-    match (&map.entry(id).format, partner) {
-        (TensorFormat::Quantized(_), Some(partner)) => vec![id, partner],
-        _ => vec![id],
+struct Maker<'a> {
+    network: &'a Network,
+    map: &'a PrecisionMap,
+    quantizer: &'a dyn Quantizer,
+    source: &'a dyn WeightSource,
+}
+
+/// One tensor of the new version, and what it was made from.
+struct Made {
+    tensor: PolicyTensor,
+    digest: Digest,
+    source_digest: Digest,
+    source_dtype: Dtype,
+}
+
+impl Maker<'_> {
+    /// The parameters that share one outer scale with `id`: itself and its gate/up partner when quantized, or itself.
+    fn quantized_together(&self, id: ParamId) -> Vec<ParamId> {
+        match (&self.map.entry(id).format, self.network.parameter(id).pair) {
+            (TensorFormat::Quantized(_), Some(partner)) => vec![id, partner],
+            _ => vec![id],
+        }
     }
-}
 
-fn make(
-    network: &Network,
-    map: &PrecisionMap,
-    quantizer: &dyn Quantizer,
-    source: &dyn WeightSource,
-    context: PolicyContext<'_>,
-    members: &[ParamId],
-) -> Result<Vec<PolicyTensor>> {
-    let mut originals = Vec::with_capacity(members.len());
-    for &member in members {
+    fn make(&self, members: &[ParamId]) -> Result<Vec<Made>> {
+        let originals: Vec<DenseTensor> = members.iter().map(|&id| self.original(id)).collect::<Result<_>>()?;
+        match &self.map.entry(members[0]).format {
+            TensorFormat::Dense(_) => Ok(originals.into_iter().map(dense).collect()),
+            TensorFormat::Quantized(format) => {
+                let spec = QuantizeSpec::weight(format.clone());
+                let quantized = self.quantize(members, &originals, &spec)?;
+                Ok(originals.iter().zip(quantized).map(|(original, tensor)| from_original(original, tensor)).collect())
+            }
+        }
+    }
+
+    /// The high-precision values in the number type that the version starts from; never anything but finite.
+    fn original(&self, id: ParamId) -> Result<DenseTensor> {
         let mut values = Vec::new();
-        source.read(member, &mut values)?;
-        let parameter = network.parameter(member);
+        self.source.read(id, &mut values)?;
+        let parameter = self.network.parameter(id);
         let (rows, cols) = parameter.rows_cols();
-        let whole_row = |_row, _column| 0;
-        Source::new(&values, rows, cols, SourceDtype::F32, Some(&parameter.name))?
-            .check_finite(NonFinite::Error, whole_row)?;
-        let dtype = match map.entry(member).format {
+        let check_finite = |values: &[f32]| {
+            let source = Source::new(values, rows, cols, SourceDtype::F32, Some(&parameter.name))?;
+            source.check_finite(NonFinite::Error, |_row, _column| 0)
+        };
+        check_finite(&values)?;
+        let dtype = match self.map.entry(id).format {
             TensorFormat::Dense(dtype) => dtype,
             TensorFormat::Quantized(_) => Dtype::Bf16,
         };
         let original = DenseTensor::from_f32(dtype, parameter.shape.clone(), &values)?;
-        originals.push(original);
+        // Rounding makes a finite value beyond the number type's range infinite.
+        original.read_f32(&mut values);
+        check_finite(&values)?;
+        Ok(original)
     }
-    let made: Vec<PolicyTensor> = match &map.entry(members[0]).format {
-        TensorFormat::Dense(_) => originals.iter().cloned().map(PolicyTensor::Dense).collect(),
-        TensorFormat::Quantized(format) => {
-            let parameters: Vec<&Parameter> = members.iter().map(|&id| network.parameter(id)).collect();
-            let spec = QuantizeSpec::weight(format.clone());
-            quantize_joint(quantizer, &parameters, &originals, &spec)?
-                .into_iter()
-                .map(PolicyTensor::Quantized)
-                .collect()
+
+    fn quantize(
+        &self,
+        members: &[ParamId],
+        originals: &[DenseTensor],
+        spec: &QuantizeSpec,
+    ) -> Result<Vec<QuantizedTensor>> {
+        let values: Vec<Vec<f32>> = originals.iter().map(DenseTensor::to_f32).collect();
+        let mut sources = Vec::with_capacity(values.len());
+        for (&id, values) in members.iter().zip(&values) {
+            let parameter = self.network.parameter(id);
+            let (rows, cols) = parameter.rows_cols();
+            sources.push(Source::new(values, rows, cols, SourceDtype::Bf16, Some(&parameter.name))?);
         }
-    };
-    record(network, map, quantizer, context, members, &originals, &made)?;
-    Ok(made)
-}
-
-fn quantize_joint(
-    quantizer: &dyn Quantizer,
-    parameters: &[&Parameter],
-    originals: &[DenseTensor],
-    spec: &QuantizeSpec,
-) -> Result<Vec<QuantizedTensor>> {
-    let values: Vec<Vec<f32>> = originals.iter().map(DenseTensor::to_f32).collect();
-    let mut sources = Vec::with_capacity(values.len());
-    for (parameter, values) in parameters.iter().zip(&values) {
-        let (rows, cols) = parameter.rows_cols();
-        sources.push(Source::new(values, rows, cols, SourceDtype::Bf16, Some(&parameter.name))?);
+        self.quantizer.quantize(&sources, spec)
     }
-    quantizer.quantize(&sources, spec)
-}
 
-fn record(
-    network: &Network,
-    map: &PrecisionMap,
-    quantizer: &dyn Quantizer,
-    context: PolicyContext<'_>,
-    members: &[ParamId],
-    originals: &[DenseTensor],
-    made: &[PolicyTensor],
-) -> Result<()> {
-    for ((&member, original), tensor) in members.iter().zip(originals).zip(made) {
-        context.ledger.record(&LedgerEvent {
+    fn event(&self, id: ParamId, made: &Made, context: PolicyContext<'_>) -> LedgerEvent {
+        LedgerEvent {
             run: context.run.to_owned(),
             step: context.step,
             version: context.version,
-            tensor: network.parameter(member).name.clone(),
-            source_digest: original.digest(),
-            source_dtype: original.dtype().name().to_owned(),
-            format: map.entry(member).format.to_string(),
-            quantizer: quantizer.id().to_owned(),
-            output_digest: tensor.digest(),
-        })?;
+            tensor: self.network.parameter(id).name.clone(),
+            source_digest: made.source_digest,
+            source_dtype: made.source_dtype.name().to_owned(),
+            format: self.map.entry(id).format.to_string(),
+            quantizer: self.quantizer.id().to_owned(),
+            output_digest: made.digest,
+        }
     }
-    Ok(())
+}
+
+/// A tensor kept in high precision: what it was made from is what it is.
+fn dense(original: DenseTensor) -> Made {
+    let digest = original.digest();
+    let source_dtype = original.dtype();
+    Made { tensor: PolicyTensor::Dense(original), digest, source_digest: digest, source_dtype }
+}
+
+fn from_original(original: &DenseTensor, tensor: QuantizedTensor) -> Made {
+    Made {
+        digest: tensor.digest(),
+        source_digest: original.digest(),
+        source_dtype: original.dtype(),
+        tensor: PolicyTensor::Quantized(tensor),
+    }
 }

@@ -96,8 +96,19 @@ impl Snapshot {
         map: Arc<PrecisionMap>,
         tensors: Vec<Arc<PolicyTensor>>,
     ) -> Result<Self, PolicyError> {
+        let digests = tensors.iter().map(|tensor| tensor.digest()).collect();
+        Self::sealed(version, network, map, tensors, digests)
+    }
+
+    /// As [`Snapshot::new`], with each tensor's digest as it was just computed.
+    pub(super) fn sealed(
+        version: PolicyVersion,
+        network: Arc<Network>,
+        map: Arc<PrecisionMap>,
+        tensors: Vec<Arc<PolicyTensor>>,
+        digests: Vec<Digest>,
+    ) -> Result<Self, PolicyError> {
         check_shapes(&network, &tensors)?;
-        let digests: Vec<Digest> = tensors.iter().map(|tensor| tensor.digest()).collect();
         let digest = policy_digest(&network, &map, &digests);
         Ok(Snapshot { stamp: PolicyStamp { version, digest }, network, map, tensors, digests })
     }

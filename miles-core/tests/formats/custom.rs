@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use miles_core::format::{
-    BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleKind, Source, SourceDtype, TensorLayout,
+    BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleKind, Source,
+    SourceDtype, TensorLayout,
 };
 
 /// One signed byte per element and one `f32` scale per row.
@@ -15,12 +15,7 @@ impl FormatRule for Int8PerRow {
         FormatId::new("int8-row").unwrap()
     }
 
-    fn layout(
-        &self,
-        rows: usize,
-        cols: usize,
-        _: &QuantizeSpec,
-    ) -> Result<TensorLayout, FormatError> {
+    fn layout(&self, rows: usize, cols: usize, _: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
         Ok(TensorLayout {
             codes_bytes: rows * cols,
             scale_kind: ScaleKind::F32,
@@ -31,11 +26,7 @@ impl FormatRule for Int8PerRow {
         })
     }
 
-    fn quantize(
-        &self,
-        source: &Source<'_>,
-        spec: &QuantizeSpec,
-    ) -> Result<QuantizedTensor, FormatError> {
+    fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         for row in source.values().chunks(source.cols()) {
             let scale = row.iter().fold(0.0_f32, |a, b| a.max(b.abs())) / 127.0;
@@ -57,23 +48,14 @@ impl FormatRule for Int8PerRow {
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 
-    fn quantize_joint(
-        &self,
-        sources: &[Source<'_>],
-        spec: &QuantizeSpec,
-    ) -> Result<Vec<QuantizedTensor>, FormatError> {
-        sources
-            .iter()
-            .map(|source| self.quantize(source, spec))
-            .collect()
+    fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
+        sources.iter().map(|source| self.quantize(source, spec)).collect()
     }
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
         let scales = tensor.scales().as_f32().unwrap();
         let rows = tensor.codes().chunks(tensor.cols()).zip(scales);
-        Ok(rows
-            .flat_map(|(row, scale)| row.iter().map(move |&code| f32::from(code as i8) * scale))
-            .collect())
+        Ok(rows.flat_map(|(row, scale)| row.iter().map(move |&code| f32::from(code as i8) * scale)).collect())
     }
 }
 
@@ -82,9 +64,7 @@ fn a_users_rule_works_behind_the_trait_object() {
     let rule: Arc<dyn FormatRule> = Arc::new(Int8PerRow);
     let x = [127.0, -64.0, 254.0, 2.0];
     let source = Source::new(&x, 2, 2, SourceDtype::F32, Some("w")).unwrap();
-    let tensor = rule
-        .quantize(&source, &QuantizeSpec::weight(rule.id()))
-        .unwrap();
+    let tensor = rule.quantize(&source, &QuantizeSpec::weight(rule.id())).unwrap();
     assert_eq!(rule.dequantize(&tensor).unwrap(), x);
     let error = tensor.dequantize_f32().unwrap_err();
     assert_eq!(

@@ -1,8 +1,8 @@
 //! Faults seen in other projects, which must not happen here.
 
 use miles_core::format::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Mxfp8, NonFinite, Nvfp4, QuantizeSpec,
-    QuantizedTensor, Source, SourceDtype,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Mxfp8, NonFinite, Nvfp4, QuantizeSpec, QuantizedTensor,
+    Source, SourceDtype,
 };
 use miles_core::number::{e4m3, e8m0};
 
@@ -18,9 +18,7 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
     tiny_block[64..96].fill(1e-30);
     tiny_block[256..384].fill(1e-30);
     // Up to 2^117: above f32::MAX / 448 the NVFP4 decoding order overflows.
-    let whole_range: Vec<f32> = (0..512)
-        .map(|i| f32::from_bits((i * 245 / 512) << 23))
-        .collect();
+    let whole_range: Vec<f32> = (0..512).map(|i| f32::from_bits((i * 245 / 512) << 23)).collect();
     let largest = vec![f32::MAX; 512];
     let subnormal = vec![f32::from_bits(1); 512];
     for x in [zero_block, tiny_block, whole_range, largest, subnormal] {
@@ -29,18 +27,10 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
                 let tensor = quantize(&x, 4, 128, &spec);
                 assert_scales_are_numbers(&tensor);
                 let decoded = tensor.dequantize_f32().unwrap();
-                assert!(
-                    x.iter()
-                        .zip(&decoded)
-                        .all(|(&x, &y)| !y.is_nan() && (x != 0.0 || y == 0.0))
-                );
+                assert!(x.iter().zip(&decoded).all(|(&x, &y)| !y.is_nan() && (x != 0.0 || y == 0.0)));
                 if spec.axis == Axis::Row && x[128..256].iter().all(|&x| x == 0.0) {
                     let row_bytes = tensor.codes().len() / 4;
-                    assert!(
-                        tensor.codes()[row_bytes..2 * row_bytes]
-                            .iter()
-                            .all(|&code| code == 0)
-                    );
+                    assert!(tensor.codes()[row_bytes..2 * row_bytes].iter().all(|&code| code == 0));
                 }
             }
         }
@@ -48,20 +38,10 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
     let x = [f32::NAN, 1.0, f32::INFINITY, -1.0];
     let source = Source::new(&x, 2, 2, SourceDtype::Bf16, Some("experts.3.up")).unwrap();
     let spec = QuantizeSpec::weight(FormatId::nvfp4());
-    let Err(FormatError::NonFinite {
-        tensor,
-        row,
-        column,
-        block,
-        value,
-    }) = Nvfp4.quantize(&source, &spec)
-    else {
+    let Err(FormatError::NonFinite { tensor, row, column, block, value }) = Nvfp4.quantize(&source, &spec) else {
         panic!("a NaN weight is an error");
     };
-    assert_eq!(
-        (tensor.as_str(), row, column, block),
-        ("experts.3.up", 0, 0, 0)
-    );
+    assert_eq!((tensor.as_str(), row, column, block), ("experts.3.up", 0, 0, 0));
     assert!(value.is_nan());
 }
 
@@ -89,15 +69,7 @@ fn o2_scales_and_codes_round_ties_to_even() {
 fn o3_a_source_that_is_not_what_its_dtype_says_is_refused() {
     let master = [1.0, 1.0 + f32::EPSILON];
     let error = Source::new(&master, 1, 2, SourceDtype::Bf16, Some("w")).unwrap_err();
-    assert_eq!(
-        error,
-        FormatError::NotBf16 {
-            tensor: "w".into(),
-            row: 0,
-            column: 1,
-            value: 1.0 + f32::EPSILON
-        }
-    );
+    assert_eq!(error, FormatError::NotBf16 { tensor: "w".into(), row: 0, column: 1, value: 1.0 + f32::EPSILON });
     assert!(Source::new(&master, 1, 2, SourceDtype::F32, Some("w")).is_ok());
 }
 
@@ -110,25 +82,16 @@ fn o4_any_token_count_has_the_bytes_of_its_single_rows() {
         for (expert, tokens) in [0, 1, 31, 33, 64].into_iter().enumerate() {
             let x = values(tokens * cols, expert as u32);
             let together = quantize(&x, tokens, cols, &spec);
-            let alone: Vec<QuantizedTensor> = x
-                .chunks(cols)
-                .map(|row| quantize(row, 1, cols, &spec))
-                .collect();
+            let alone: Vec<QuantizedTensor> = x.chunks(cols).map(|row| quantize(row, 1, cols, &spec)).collect();
             let codes: Vec<u8> = alone.iter().flat_map(|t| t.codes().to_vec()).collect();
             assert_eq!(together.codes(), codes);
             match together.scales() {
                 BlockScales::U8(scales) => {
-                    let single: Vec<u8> = alone
-                        .iter()
-                        .flat_map(|t| t.scales().as_u8().unwrap().to_vec())
-                        .collect();
+                    let single: Vec<u8> = alone.iter().flat_map(|t| t.scales().as_u8().unwrap().to_vec()).collect();
                     assert_eq!(*scales, single);
                 }
                 BlockScales::F32(scales) => {
-                    let single: Vec<f32> = alone
-                        .iter()
-                        .flat_map(|t| t.scales().as_f32().unwrap().to_vec())
-                        .collect();
+                    let single: Vec<f32> = alone.iter().flat_map(|t| t.scales().as_f32().unwrap().to_vec()).collect();
                     assert_eq!(*scales, single);
                 }
             }
@@ -163,42 +126,19 @@ fn o5_gate_and_up_share_the_outer_scale_of_their_concatenation() {
     up[7] = 1e4;
     let both: Vec<f32> = gate.iter().chain(&up).copied().collect();
     let source = |x, rows, name| Source::new(x, rows, cols, SourceDtype::F32, Some(name)).unwrap();
-    for spec in specs(&FormatId::nvfp4())
-        .into_iter()
-        .filter(|spec| spec.axis == Axis::Row)
-    {
-        let pair = Nvfp4
-            .quantize_joint(&[source(&gate, 3, "gate"), source(&up, 5, "up")], &spec)
-            .unwrap();
+    for spec in specs(&FormatId::nvfp4()).into_iter().filter(|spec| spec.axis == Axis::Row) {
+        let pair = Nvfp4.quantize_joint(&[source(&gate, 3, "gate"), source(&up, 5, "up")], &spec).unwrap();
         let fused = quantize(&both, 8, cols, &spec);
-        let (gate_values, up_values) = (
-            pair[0].dequantize_f32().unwrap(),
-            pair[1].dequantize_f32().unwrap(),
-        );
-        assert_same_bits(
-            &[gate_values, up_values].concat(),
-            &fused.dequantize_f32().unwrap(),
-        );
+        let (gate_values, up_values) = (pair[0].dequantize_f32().unwrap(), pair[1].dequantize_f32().unwrap());
+        assert_same_bits(&[gate_values, up_values].concat(), &fused.dequantize_f32().unwrap());
         assert_eq!([pair[0].codes(), pair[1].codes()].concat(), fused.codes());
     }
     let narrow = Source::new(&gate, 6, 32, SourceDtype::F32, Some("narrow")).unwrap();
     let spec = QuantizeSpec::weight(FormatId::nvfp4());
-    let error = Nvfp4
-        .quantize_joint(&[source(&gate, 3, "gate"), narrow], &spec)
-        .unwrap_err();
-    let expected = FormatError::JointWidth {
-        tensor: "narrow".into(),
-        first: "gate".into(),
-        expected: 64,
-        found: 32,
-    };
+    let error = Nvfp4.quantize_joint(&[source(&gate, 3, "gate"), narrow], &spec).unwrap_err();
+    let expected = FormatError::JointWidth { tensor: "narrow".into(), first: "gate".into(), expected: 64, found: 32 };
     assert_eq!(error, expected);
-    assert!(
-        Mxfp8
-            .quantize_joint(&[], &QuantizeSpec::weight(FormatId::mxfp8()))
-            .unwrap()
-            .is_empty()
-    );
+    assert!(Mxfp8.quantize_joint(&[], &QuantizeSpec::weight(FormatId::mxfp8())).unwrap().is_empty());
 }
 
 #[test]

@@ -7,9 +7,7 @@ use crate::sample::{formats, quantize, specs, transposed};
 
 /// Any finite `f32`, subnormal and extreme ones as often as others.
 fn finite() -> impl Strategy<Value = f32> {
-    any::<u32>()
-        .prop_map(f32::from_bits)
-        .prop_filter("finite", |x| x.is_finite())
+    any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |x| x.is_finite())
 }
 
 /// `[rows, cols]` of values within a few binades, or of any.
@@ -17,26 +15,13 @@ fn matrix() -> impl Strategy<Value = (Vec<f32>, usize, usize)> {
     (1_usize..5, 1_usize..80).prop_flat_map(|(half_rows, half_cols)| {
         let (rows, cols) = (2 * half_rows, 2 * half_cols);
         let value = prop_oneof![-4.0_f32..4.0, finite(), Just(0.0), Just(-0.0)];
-        (
-            prop::collection::vec(value, rows * cols),
-            Just(rows),
-            Just(cols),
-        )
+        (prop::collection::vec(value, rows * cols), Just(rows), Just(cols))
     })
 }
 
 /// Bits to compare: all NaN are one (NVFP4 decodes 0 times an overflowed scale to NaN).
 fn bits(values: &[f32]) -> Vec<u32> {
-    values
-        .iter()
-        .map(|x| {
-            if x.is_nan() {
-                f32::NAN.to_bits()
-            } else {
-                x.to_bits()
-            }
-        })
-        .collect()
+    values.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
 proptest! {

@@ -1,8 +1,7 @@
 //! Sources and requests that are refused, and what the errors name.
 
 use miles_core::format::{
-    Axis, FormatError, FormatId, FormatRule, Mxfp8, NonFinite, Nvfp4, QuantizeSpec, Source,
-    SourceDtype, builtin_rule,
+    Axis, FormatError, FormatId, FormatRule, Mxfp8, NonFinite, Nvfp4, QuantizeSpec, Source, SourceDtype, builtin_rule,
 };
 
 use crate::sample::formats;
@@ -10,15 +9,7 @@ use crate::sample::formats;
 #[test]
 fn rejects_values_that_are_not_rows_times_cols() {
     let error = Source::new(&[0.0; 5], 2, 3, SourceDtype::F32, Some("w")).unwrap_err();
-    assert_eq!(
-        error,
-        FormatError::SourceLength {
-            tensor: "w".into(),
-            rows: 2,
-            cols: 3,
-            found: 5
-        }
-    );
+    assert_eq!(error, FormatError::SourceLength { tensor: "w".into(), rows: 2, cols: 3, found: 5 });
     assert_eq!(error.to_string(), "tensor w: 5 values cannot be [2, 3]");
     assert!(Source::new(&[], usize::MAX, 2, SourceDtype::F32, None).is_err());
     assert!(Source::new(&[], usize::MAX, 0, SourceDtype::F32, None).is_ok());
@@ -26,76 +17,54 @@ fn rejects_values_that_are_not_rows_times_cols() {
 
 #[test]
 fn rejects_non_finite_weights_by_tensor_row_column_and_block() {
-    for (format, row_block, column_block) in [
-        (FormatId::nvfp4(), 18, 2),
-        (FormatId::mxfp8(), 9, 1),
-        (FormatId::fp8_block(), 2, 0),
-    ] {
+    for (format, row_block, column_block) in
+        [(FormatId::nvfp4(), 18, 2), (FormatId::mxfp8(), 9, 1), (FormatId::fp8_block(), 2, 0)]
+    {
         let (rows, cols) = (40, 320);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = vec![1.0; rows * cols];
             x[33 * cols + 300] = bad;
             x[39 * cols] = f32::NAN;
-            let source = Source::new(
-                &x,
-                rows,
-                cols,
-                SourceDtype::F32,
-                Some("layers.4.mlp.up_proj"),
-            )
-            .unwrap();
+            let source = Source::new(&x, rows, cols, SourceDtype::F32, Some("layers.4.mlp.up_proj")).unwrap();
             for (axis, expected) in [(Axis::Row, row_block), (Axis::Column, column_block)] {
                 let spec = QuantizeSpec::weight(format.clone()).with_axis(axis);
                 let rule = builtin_rule(&format).unwrap();
                 match rule.quantize(&source, &spec).unwrap_err() {
-                    FormatError::NonFinite {
-                        tensor,
-                        row,
-                        column,
-                        block,
-                        value,
-                    } => {
-                        assert_eq!(
-                            (tensor.as_str(), row, column),
-                            ("layers.4.mlp.up_proj", 33, 300)
-                        );
+                    FormatError::NonFinite { tensor, row, column, block, value } => {
+                        assert_eq!((tensor.as_str(), row, column), ("layers.4.mlp.up_proj", 33, 300));
                         assert_eq!(block, expected);
                         assert_eq!(value.to_bits(), bad.to_bits());
                     }
                     other => panic!("{other}"),
                 }
                 assert!(rule.quantize_joint(&[source], &spec).is_err());
-                assert!(
-                    rule.quantize(&source, &spec.with_non_finite(NonFinite::Hardware))
-                        .is_ok()
-                );
+                assert!(rule.quantize(&source, &spec.with_non_finite(NonFinite::Hardware)).is_ok());
             }
         }
     }
 }
 
 #[test]
-fn rejects_odd_lengths_in_nvfp4_only() {
+fn rejects_odd_rows_in_nvfp4_only() {
     let x = [1.0; 6];
     let source = Source::new(&x, 2, 3, SourceDtype::F32, None).unwrap();
     let spec = QuantizeSpec::activation(FormatId::nvfp4());
     let error = Nvfp4.quantize(&source, &spec).unwrap_err();
-    assert_eq!(
-        error,
-        FormatError::OddLength {
-            format: FormatId::nvfp4(),
-            axis: Axis::Row,
-            rows: 2,
-            cols: 3
-        }
-    );
-    assert!(
-        Nvfp4
-            .quantize(&source, &spec.with_axis(Axis::Column))
-            .is_ok()
-    );
+    assert_eq!(error, FormatError::OddLength { format: FormatId::nvfp4(), axis: Axis::Row, rows: 2, cols: 3 });
+    assert!(Nvfp4.quantize(&source, &spec.with_axis(Axis::Column)).is_ok());
     let spec = QuantizeSpec::activation(FormatId::mxfp8());
     assert!(Mxfp8.quantize(&source, &spec).is_ok());
+}
+
+#[test]
+fn an_odd_number_of_tokens_has_a_column_copy_padded_by_half_a_byte() {
+    let x: Vec<f32> = (0..15).map(|i| i as f32 - 7.0).collect();
+    let padded: Vec<f32> = x.iter().copied().chain([0.0; 3]).collect();
+    let spec = QuantizeSpec::activation(FormatId::nvfp4()).with_axis(Axis::Column);
+    let odd = Nvfp4.quantize(&Source::new(&x, 5, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+    let even = Nvfp4.quantize(&Source::new(&padded, 6, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+    assert_eq!((odd.codes(), odd.scales(), odd.outer()), (even.codes(), even.scales(), even.outer()));
+    assert_eq!(Nvfp4.dequantize(&odd).unwrap(), Nvfp4.dequantize(&even).unwrap()[..15]);
 }
 
 #[test]
@@ -104,14 +73,9 @@ fn rejects_the_spec_and_the_tensor_of_another_format() {
     let source = Source::new(&x, 2, 2, SourceDtype::F32, None).unwrap();
     for format in formats() {
         let rule = builtin_rule(&format).unwrap();
-        let tensor = rule
-            .quantize(&source, &QuantizeSpec::weight(format.clone()))
-            .unwrap();
+        let tensor = rule.quantize(&source, &QuantizeSpec::weight(format.clone())).unwrap();
         for other in formats().into_iter().filter(|other| *other != format) {
-            let mismatch = FormatError::FormatMismatch {
-                rule: other.clone(),
-                requested: format.clone(),
-            };
+            let mismatch = FormatError::FormatMismatch { rule: other.clone(), requested: format.clone() };
             let other_rule = builtin_rule(&other).unwrap();
             let spec = QuantizeSpec::weight(format.clone());
             assert_eq!(other_rule.quantize(&source, &spec).unwrap_err(), mismatch);
@@ -124,10 +88,7 @@ fn rejects_the_spec_and_the_tensor_of_another_format() {
 fn rejects_shapes_too_large_to_address() {
     for format in formats() {
         let spec = QuantizeSpec::weight(format.clone());
-        let error = builtin_rule(&format)
-            .unwrap()
-            .layout(usize::MAX / 2, 8, &spec)
-            .unwrap_err();
+        let error = builtin_rule(&format).unwrap().layout(usize::MAX / 2, 8, &spec).unwrap_err();
         assert!(matches!(error, FormatError::TooLarge { .. }), "{error}");
     }
 }
@@ -135,15 +96,9 @@ fn rejects_shapes_too_large_to_address() {
 #[test]
 fn format_names_are_checked_and_compared_as_text() {
     assert_eq!(FormatId::new("nvfp4").unwrap(), FormatId::nvfp4());
-    assert_eq!(
-        "my-fp6/v2".parse::<FormatId>().unwrap().as_str(),
-        "my-fp6/v2"
-    );
+    assert_eq!("my-fp6/v2".parse::<FormatId>().unwrap().as_str(), "my-fp6/v2");
     for bad in ["", "NVFP4", "fp 8", "bf16", "é"] {
-        assert!(
-            matches!(FormatId::new(bad), Err(FormatError::InvalidFormatId { .. })),
-            "{bad:?}"
-        );
+        assert!(matches!(FormatId::new(bad), Err(FormatError::InvalidFormatId { .. })), "{bad:?}");
     }
     assert!(builtin_rule(&FormatId::new("fp6").unwrap()).is_none());
     for format in formats() {

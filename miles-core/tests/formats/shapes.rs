@@ -1,12 +1,8 @@
 //! Every length around a block border: sizes of the parts, and padding that never shows.
 
-use miles_core::format::{
-    Axis, FormatId, FormatRule, Fp8Block, QuantizeSpec, ScaleScope, SourceDtype, mxfp8, nvfp4,
-};
+use miles_core::format::{Axis, FormatId, FormatRule, Fp8Block, QuantizeSpec, ScaleScope, SourceDtype, mxfp8, nvfp4};
 
-use crate::sample::{
-    LENGTHS, assert_same_bits, fits, formats, is_tiled, lines, quantize, specs, values,
-};
+use crate::sample::{LENGTHS, assert_same_bits, fits, formats, is_tiled, lines, quantize, specs, values};
 
 #[test]
 fn every_shape_has_parts_of_the_declared_sizes_and_decodes() {
@@ -23,10 +19,7 @@ fn every_shape_has_parts_of_the_declared_sizes_and_decodes() {
                     let layout = *tensor.layout();
                     assert_eq!((tensor.rows(), tensor.cols()), (rows, cols));
                     assert_eq!(tensor.codes().len(), layout.codes_bytes);
-                    assert_eq!(
-                        tensor.scales().len(),
-                        tensor.scale_rows() * tensor.scale_cols()
-                    );
+                    assert_eq!(tensor.scales().len(), tensor.scale_rows() * tensor.scale_cols());
                     assert_eq!(tensor.dequantize_f32().unwrap().len(), rows * cols);
                     assert_eq!(tensor.dequantize_bf16().unwrap().len(), rows * cols);
                     quantized += 1;
@@ -57,12 +50,7 @@ fn a_short_last_block_equals_a_zero_padded_one() {
                         quantize(&padded_lines, count, padded_length, &spec),
                     ),
                     Axis::Column => (
-                        quantize(
-                            &crate::sample::transposed(&line_values, count, length),
-                            length,
-                            count,
-                            &spec,
-                        ),
+                        quantize(&crate::sample::transposed(&line_values, count, length), length, count, &spec),
                         quantize(
                             &crate::sample::transposed(&padded_lines, count, padded_length),
                             padded_length,
@@ -71,10 +59,7 @@ fn a_short_last_block_equals_a_zero_padded_one() {
                         ),
                     ),
                 };
-                let (short_values, padded_values) = (
-                    short.dequantize_f32().unwrap(),
-                    padded.dequantize_f32().unwrap(),
-                );
+                let (short_values, padded_values) = (short.dequantize_f32().unwrap(), padded.dequantize_f32().unwrap());
                 let (rows, cols) = (short.rows(), short.cols());
                 for row in 0..rows {
                     assert_same_bits(
@@ -100,32 +85,19 @@ fn row_entry_points_write_the_bytes_of_the_whole_tensor() {
         let blocks = cols.div_ceil(mxfp8::BLOCK);
         let (mut codes, mut scales) = (vec![0xAA; rows * cols], vec![0xAA; rows * blocks]);
         for r in 0..rows {
-            mxfp8::quantize_row(
-                row(r),
-                &mut codes[r * cols..][..cols],
-                &mut scales[r * blocks..][..blocks],
-            );
+            mxfp8::quantize_row(row(r), &mut codes[r * cols..][..cols], &mut scales[r * blocks..][..blocks]);
         }
-        assert_eq!(
-            (whole.codes(), whole.scales().as_u8().unwrap()),
-            (&codes[..], &scales[..])
-        );
+        assert_eq!((whole.codes(), whole.scales().as_u8().unwrap()), (&codes[..], &scales[..]));
 
         for rule in [Fp8Block::FP32_SCALES, Fp8Block::POW2_SCALES] {
             let whole = quantize(&x, rows, cols, &QuantizeSpec::activation(rule.id()));
             let blocks = cols.div_ceil(128);
             let (mut codes, mut scales) = (vec![0xAA; rows * cols], vec![f32::NAN; rows * blocks]);
             for r in 0..rows {
-                let (row_codes, row_scales) = (
-                    &mut codes[r * cols..][..cols],
-                    &mut scales[r * blocks..][..blocks],
-                );
+                let (row_codes, row_scales) = (&mut codes[r * cols..][..cols], &mut scales[r * blocks..][..blocks]);
                 rule.quantize_row(row(r), SourceDtype::F32, row_codes, row_scales);
             }
-            assert_eq!(
-                (whole.codes(), whole.scales().as_f32().unwrap()),
-                (&codes[..], &scales[..])
-            );
+            assert_eq!((whole.codes(), whole.scales().as_f32().unwrap()), (&codes[..], &scales[..]));
         }
 
         if cols % 2 == 0 {
@@ -134,15 +106,11 @@ fn row_entry_points_write_the_bytes_of_the_whole_tensor() {
             let (mut codes, mut scales) = (vec![0xAA; rows * cols / 2], vec![0xAA; rows * blocks]);
             for r in 0..rows {
                 let row_codes = &mut codes[r * cols / 2..][..cols / 2];
-                let outer =
-                    nvfp4::quantize_row(row(r), row_codes, &mut scales[r * blocks..][..blocks]);
+                let outer = nvfp4::quantize_row(row(r), row_codes, &mut scales[r * blocks..][..blocks]);
                 assert_eq!(outer.row_decode(), whole.outer()[r]);
                 assert_eq!(outer.amax(), whole.amax()[r]);
             }
-            assert_eq!(
-                (whole.codes(), whole.scales().as_u8().unwrap()),
-                (&codes[..], &scales[..])
-            );
+            assert_eq!((whole.codes(), whole.scales().as_u8().unwrap()), (&codes[..], &scales[..]));
         }
     }
 }
@@ -156,10 +124,7 @@ fn outer_scales_are_one_per_line_or_one() {
             ScaleScope::Row => lines(&spec, rows, cols).0,
             ScaleScope::Tensor => 1,
         };
-        assert_eq!(
-            (tensor.outer().len(), tensor.amax().len()),
-            (expected, expected)
-        );
+        assert_eq!((tensor.outer().len(), tensor.amax().len()), (expected, expected));
     }
 }
 
@@ -171,11 +136,7 @@ fn zeros_decode_to_zeros_and_export_the_documented_outer_scale() {
             assert!(tensor.codes().iter().all(|&code| code == 0));
             assert_same_bits(&tensor.dequantize_f32().unwrap(), &[0.0; 128]);
             if format == FormatId::nvfp4() {
-                let expected = if spec.scope == ScaleScope::Row {
-                    0.0
-                } else {
-                    f32::from_bits(0x0020_0000)
-                };
+                let expected = if spec.scope == ScaleScope::Row { 0.0 } else { f32::from_bits(0x0020_0000) };
                 assert!(tensor.outer().iter().all(|&outer| outer == expected));
             }
         }

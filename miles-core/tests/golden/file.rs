@@ -17,9 +17,7 @@ pub struct Input {
 
 impl Golden {
     pub fn open(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/data/golden")
-            .join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(name);
         Self(std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
     }
 
@@ -51,13 +49,7 @@ impl Golden {
         let tensors = self.tensors();
         let tensor = tensors.tensor(key).unwrap_or_else(|e| panic!("{key}: {e}"));
         assert!(matches!(tensor.dtype(), Dtype::F32 | Dtype::U32), "{key}");
-        tensor
-            .data()
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|b| u32::from_le_bytes(*b))
-            .collect()
+        tensor.data().as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
     }
 
     pub fn f32(&self, key: &str) -> Vec<f32> {
@@ -68,34 +60,18 @@ impl Golden {
         let tensors = self.tensors();
         let tensor = tensors.tensor(key).unwrap_or_else(|e| panic!("{key}: {e}"));
         assert_eq!(tensor.dtype(), Dtype::BF16, "{key}");
-        tensor
-            .data()
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .map(|b| u16::from_le_bytes(*b))
-            .collect()
+        tensor.data().as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect()
     }
 
     pub fn input(&self, key: &str) -> Input {
         let tensors = self.tensors();
         let tensor = tensors.tensor(key).unwrap_or_else(|e| panic!("{key}: {e}"));
-        let [rows, cols] = tensor.shape() else {
-            panic!("{key}: {:?}", tensor.shape())
-        };
+        let [rows, cols] = tensor.shape() else { panic!("{key}: {:?}", tensor.shape()) };
         let (values, dtype) = match tensor.dtype() {
-            Dtype::BF16 => (
-                self.bits16(key).into_iter().map(bf16::decode).collect(),
-                SourceDtype::Bf16,
-            ),
+            Dtype::BF16 => (self.bits16(key).into_iter().map(bf16::decode).collect(), SourceDtype::Bf16),
             _ => (self.f32(key), SourceDtype::F32),
         };
-        Input {
-            values,
-            rows: *rows,
-            cols: *cols,
-            dtype,
-        }
+        Input { values, rows: *rows, cols: *cols, dtype }
     }
 }
 
@@ -109,10 +85,7 @@ impl Input {
 pub fn assert_bytes(key: &str, found: &[u8], expected: &[u8]) {
     assert_eq!(found.len(), expected.len(), "{key}: length");
     if let Some(i) = (0..found.len()).find(|&i| found[i] != expected[i]) {
-        panic!(
-            "{key}: byte {i} is {:#04x}, expected {:#04x}",
-            found[i], expected[i]
-        );
+        panic!("{key}: byte {i} is {:#04x}, expected {:#04x}", found[i], expected[i]);
     }
 }
 
@@ -122,10 +95,7 @@ pub fn assert_f32(key: &str, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{key}: length");
     let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     if let Some(i) = (0..found.len()).find(|&i| !same(found[i], expected[i])) {
-        panic!(
-            "{key}: element {i} is {:e}, expected {:e}",
-            found[i], expected[i]
-        );
+        panic!("{key}: element {i} is {:e}, expected {:e}", found[i], expected[i]);
     }
 }
 

@@ -24,11 +24,7 @@ fn every_block_fp8_vector_is_reproduced() {
             "wt" => (QuantizeSpec::weight(rule.id()), GemmScales::Tile128x128),
             _ => panic!("{key}: unknown operand"),
         };
-        let axis = if part.ends_with("_t") {
-            Axis::Column
-        } else {
-            Axis::Row
-        };
+        let axis = if part.ends_with("_t") { Axis::Column } else { Axis::Row };
         let spec = spec.with_axis(axis).with_non_finite(NonFinite::Hardware);
         let input = inputs.input(&format!("{case}/input"));
         let tensor = rule.quantize(&input.source(&case), &spec).unwrap();
@@ -36,11 +32,7 @@ fn every_block_fp8_vector_is_reproduced() {
         match part {
             "codes" | "codes_t" => assert_bytes(&key, tensor.codes(), &golden.bytes(&key)),
             "scale_inv" | "scale_inv_t" => assert_f32(&key, scales, &golden.f32(&key)),
-            "dq_bf16" => assert_bf16(
-                &key,
-                &tensor.dequantize_bf16().unwrap(),
-                &golden.bits16(&key),
-            ),
+            "dq_bf16" => assert_bf16(&key, &tensor.dequantize_bf16().unwrap(), &golden.bits16(&key)),
             "scale_inv_gemm" => {
                 let (rows, blocks) = (tensor.scale_rows(), tensor.scale_cols());
                 let buffer = golden.f32(&key);

@@ -29,24 +29,17 @@ fn every_mxfp8_vector_is_reproduced() {
         match part {
             "codes" => assert_bytes(&key, tensor.codes(), &golden.bytes(&key)),
             "scales" => assert_bytes(&key, scales, &golden.bytes(&key)),
-            "dq_bf16" => assert_bf16(
-                &key,
-                &tensor.dequantize_bf16().unwrap(),
-                &golden.bits16(&key),
-            ),
+            "dq_bf16" => assert_bf16(&key, &tensor.dequantize_bf16().unwrap(), &golden.bits16(&key)),
             "scales_128x4" => {
                 let (rows, blocks) = (tensor.scale_rows(), tensor.scale_cols());
                 let (matrix, rows, blocks) = match axis {
                     Axis::Row => (scales.to_vec(), rows, blocks),
                     Axis::Column => {
-                        let turned =
-                            (0..rows * blocks).map(|i| scales[i % rows * blocks + i / rows]);
+                        let turned = (0..rows * blocks).map(|i| scales[i % rows * blocks + i / rows]);
                         (turned.collect(), blocks, rows)
                     }
                 };
-                let found = ScaleLayout::Tile128x4
-                    .swizzle(&matrix, rows, blocks)
-                    .unwrap();
+                let found = ScaleLayout::Tile128x4.swizzle(&matrix, rows, blocks).unwrap();
                 assert_bytes(&key, &found, &golden.bytes(&key));
             }
             _ => panic!("{key}: no test compares it"),

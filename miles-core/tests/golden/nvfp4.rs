@@ -3,9 +3,7 @@
 use half::bf16;
 use miles_core::format::layout::ScaleLayout;
 use miles_core::format::nvfp4::dequantize_without_outer;
-use miles_core::format::{
-    Axis, FormatId, FormatRule, NonFinite, Nvfp4, QuantizeSpec, QuantizedTensor, ScaleScope,
-};
+use miles_core::format::{Axis, FormatId, FormatRule, NonFinite, Nvfp4, QuantizeSpec, QuantizedTensor, ScaleScope};
 
 use crate::file::{Golden, Input, assert_bf16, assert_bytes, assert_f32};
 
@@ -29,37 +27,18 @@ fn every_nvfp4_vector_is_reproduced() {
             "scales" => assert_bytes(&key, scales, &golden.bytes(&key)),
             "amax" => assert_f32(&key, tensor.amax(), &golden.f32(&key)),
             "token_scale" | "scale_2" => assert_f32(&key, tensor.outer(), &golden.f32(&key)),
-            "dq_bf16" => assert_bf16(
-                &key,
-                &tensor.dequantize_bf16().unwrap(),
-                &golden.bits16(&key),
-            ),
+            "dq_bf16" => assert_bf16(&key, &tensor.dequantize_bf16().unwrap(), &golden.bits16(&key)),
             "prod_bf16" => {
                 let products = dequantize_without_outer(&tensor).unwrap();
                 let exact: Vec<bf16> = products.iter().map(|&x| bf16::from_f32(x)).collect();
-                assert!(
-                    products.iter().zip(&exact).all(|(&x, y)| x == y.to_f32()),
-                    "{key}: not exact"
-                );
+                assert!(products.iter().zip(&exact).all(|(&x, y)| x == y.to_f32()), "{key}: not exact");
                 assert_bf16(&key, &exact, &golden.bits16(&key));
             }
             "scales_128x4" | "scales_8x4" => {
-                let layout = if part == "scales_8x4" {
-                    ScaleLayout::Tile8x4
-                } else {
-                    ScaleLayout::Tile128x4
-                };
+                let layout = if part == "scales_8x4" { ScaleLayout::Tile8x4 } else { ScaleLayout::Tile128x4 };
                 let buffer = golden.bytes(&key);
-                assert_bytes(
-                    &key,
-                    &layout.swizzle(scales, rows, blocks).unwrap(),
-                    &buffer,
-                );
-                assert_bytes(
-                    &key,
-                    &layout.unswizzle(&buffer, rows, blocks).unwrap(),
-                    scales,
-                );
+                assert_bytes(&key, &layout.swizzle(scales, rows, blocks).unwrap(), &buffer);
+                assert_bytes(&key, &layout.unswizzle(&buffer, rows, blocks).unwrap(), scales);
             }
             _ => panic!("{key}: no test compares it"),
         }
@@ -72,36 +51,19 @@ fn every_nvfp4_vector_is_reproduced() {
 fn every_joint_gate_up_vector_is_reproduced() {
     let golden = Golden::open("variants.safetensors");
     let mut compared = 0;
-    for (case, field) in golden
-        .keys()
-        .iter()
-        .filter(|(case, _)| case.starts_with("gateup"))
-    {
-        let (gate, up) = (
-            golden.input(&format!("{case}/gate.input")),
-            golden.input(&format!("{case}/up.input")),
-        );
+    for (case, field) in golden.keys().iter().filter(|(case, _)| case.starts_with("gateup")) {
+        let (gate, up) = (golden.input(&format!("{case}/gate.input")), golden.input(&format!("{case}/up.input")));
         let spec = QuantizeSpec::weight(FormatId::nvfp4());
-        let pair = Nvfp4
-            .quantize_joint(&[gate.source("gate"), up.source("up")], &spec)
-            .unwrap();
+        let pair = Nvfp4.quantize_joint(&[gate.source("gate"), up.source("up")], &spec).unwrap();
         let key = format!("{case}/{field}");
         match field.as_str() {
             "gate.input" | "up.input" => continue,
             "gate.codes" => assert_bytes(&key, pair[0].codes(), &golden.bytes(&key)),
             "up.codes" => assert_bytes(&key, pair[1].codes(), &golden.bytes(&key)),
-            "gate.scales" => {
-                assert_bytes(&key, pair[0].scales().as_u8().unwrap(), &golden.bytes(&key))
-            }
-            "up.scales" => {
-                assert_bytes(&key, pair[1].scales().as_u8().unwrap(), &golden.bytes(&key))
-            }
-            "scale_2" => pair
-                .iter()
-                .for_each(|t| assert_f32(&key, t.outer(), &golden.f32(&key))),
-            "amax" => pair
-                .iter()
-                .for_each(|t| assert_f32(&key, t.amax(), &golden.f32(&key))),
+            "gate.scales" => assert_bytes(&key, pair[0].scales().as_u8().unwrap(), &golden.bytes(&key)),
+            "up.scales" => assert_bytes(&key, pair[1].scales().as_u8().unwrap(), &golden.bytes(&key)),
+            "scale_2" => pair.iter().for_each(|t| assert_f32(&key, t.outer(), &golden.f32(&key))),
+            "amax" => pair.iter().for_each(|t| assert_f32(&key, t.amax(), &golden.f32(&key))),
             _ => panic!("{key}: no test compares it"),
         }
         compared += 1;
@@ -114,16 +76,8 @@ fn rotated_inputs_quantize_like_any_other() {
     let golden = Golden::open("variants.safetensors");
     for case in ["rht_signed", "rht_plain"] {
         let tensor = quantize(&golden.input(&format!("{case}/output")), case, "ten");
-        assert_bytes(
-            case,
-            tensor.codes(),
-            &golden.bytes(&format!("{case}/ten.codes")),
-        );
-        assert_bytes(
-            case,
-            tensor.scales().as_u8().unwrap(),
-            &golden.bytes(&format!("{case}/ten.scales")),
-        );
+        assert_bytes(case, tensor.codes(), &golden.bytes(&format!("{case}/ten.codes")));
+        assert_bytes(case, tensor.scales().as_u8().unwrap(), &golden.bytes(&format!("{case}/ten.scales")));
     }
 }
 
@@ -135,9 +89,7 @@ fn quantize(input: &Input, case: &str, prefix: &str) -> QuantizedTensor {
         "tencol" => (Axis::Column, ScaleScope::Tensor),
         _ => panic!("{case}/{prefix}: unknown copy"),
     };
-    let spec = QuantizeSpec::weight(FormatId::nvfp4())
-        .with_axis(axis)
-        .with_scope(scope)
-        .with_non_finite(NonFinite::Hardware);
+    let spec =
+        QuantizeSpec::weight(FormatId::nvfp4()).with_axis(axis).with_scope(scope).with_non_finite(NonFinite::Hardware);
     Nvfp4.quantize(&input.source(case), &spec).unwrap()
 }

@@ -154,11 +154,15 @@ impl Builder {
         Ok(())
     }
 
-    /// A key with the same last part in another section, else the most similar key.
+    /// A key with the same last part in another section, else the most similar key, or section for a key without one.
     fn nearest(&self, key: &str) -> Option<String> {
         let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
         let namesake = self.known.iter().find(|known| last(known) == last(key));
-        namesake.cloned().or_else(|| nearest(key, self.known.iter().map(String::as_str)))
+        let section = |known: &'_ String| known.split_once('.').map(|(section, _)| section.to_owned());
+        let sections: Vec<String> =
+            if key.contains('.') { Vec::new() } else { self.known.iter().filter_map(section).collect() };
+        let candidates = self.known.iter().chain(&sections).map(String::as_str);
+        namesake.cloned().or_else(|| nearest(key, candidates))
     }
 
     fn refuse(&mut self, key: &str, value: String, why: Why) {

@@ -15,7 +15,7 @@ fn expected(name: &str) -> Expected {
     let bytes = std::fs::read(fixture(name).join("expected.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let words = |tensor: &str| -> Vec<[u8; 4]> { file.tensor(tensor).unwrap().data().as_chunks::<4>().0.to_vec() };
-    let ids = |tensor| words(tensor).into_iter().map(|id| u32::from_le_bytes(id)).collect::<Vec<_>>();
+    let ids = |tensor| words(tensor).into_iter().map(u32::from_le_bytes).collect::<Vec<_>>();
     let floats = |tensor| words(tensor).into_iter().map(f32::from_le_bytes).collect::<Vec<_>>();
     let tokens = file.tensor("input_ids").unwrap().shape()[1];
     Expected {

@@ -44,11 +44,7 @@ fn add(sum: &mut [f32], addend: &[f32]) {
 pub fn round_bf16_in_place(isa: Isa, values: &mut [f32]) {
     isa.run(
         #[inline(always)]
-        || {
-            values
-                .iter_mut()
-                .for_each(|value| *value = bf16(bf16_bits(*value)))
-        },
+        || values.iter_mut().for_each(|value| *value = bf16(bf16_bits(*value))),
     );
 }
 
@@ -60,11 +56,7 @@ pub fn to_bf16(isa: Isa, values: &[f32], bits: &mut [u16]) {
     check("BF16 bits", bits.len(), values.len());
     isa.run(
         #[inline(always)]
-        || {
-            bits.iter_mut()
-                .zip(values)
-                .for_each(|(bits, &value)| *bits = bf16_bits(value))
-        },
+        || bits.iter_mut().zip(values).for_each(|(bits, &value)| *bits = bf16_bits(value)),
     );
 }
 
@@ -112,11 +104,7 @@ mod tests {
             assert_same_bits(&want, &rounded, "round");
             let mut sum = values[..1000].to_vec();
             add_bias_in_place(isa, &mut sum, &values[..10]);
-            assert!(
-                sum.iter()
-                    .enumerate()
-                    .all(|(i, &s)| s == values[i] + values[i % 10])
-            );
+            assert!(sum.iter().enumerate().all(|(i, &s)| s == values[i] + values[i % 10]));
             let mut sum = values.clone();
             add_in_place(isa, &mut sum, &values);
             assert!(sum.iter().zip(&values).all(|(&s, &v)| s == 2.0 * v));

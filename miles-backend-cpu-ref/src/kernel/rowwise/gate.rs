@@ -32,14 +32,7 @@ pub fn swiglu(compute: &Compute, gate: &[f32], up: &[f32], out: &mut [f32]) {
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn swiglu_backward(
-    compute: &Compute,
-    dout: &[f32],
-    gate: &[f32],
-    up: &[f32],
-    dgate: &mut [f32],
-    dup: &mut [f32],
-) {
+pub fn swiglu_backward(compute: &Compute, dout: &[f32], gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
     check("output gradient", dout.len(), gate.len());
     check("up", up.len(), gate.len());
     check("gate gradient", dgate.len(), gate.len());

@@ -63,22 +63,10 @@ impl LogSoftmaxRow {
     ///
     /// # Panics
     /// When the lengths differ or `token` lies outside.
-    pub fn logits_gradient(
-        &self,
-        isa: Isa,
-        logits: &[f32],
-        token: usize,
-        gradient: f32,
-        dlogits: &mut [f32],
-    ) {
+    pub fn logits_gradient(&self, isa: Isa, logits: &[f32], token: usize, gradient: f32, dlogits: &mut [f32]) {
         check("logits gradient", dlogits.len(), logits.len());
         assert!(token < logits.len(), "token outside the vocabulary");
-        let LogSoftmaxRow {
-            max,
-            sum,
-            temperature,
-            ..
-        } = *self;
+        let LogSoftmaxRow { max, sum, temperature, .. } = *self;
         isa.run(
             #[inline(always)]
             || {
@@ -107,10 +95,7 @@ fn summarize(logits: &[f32], temperature: f32) -> LogSoftmaxRow {
         let z = logit / temperature;
         *largest = if z > *largest { z } else { *largest };
     }
-    let max = largest.into_iter().fold(
-        f32::NEG_INFINITY,
-        |max, lane| if lane > max { lane } else { max },
-    );
+    let max = largest.into_iter().fold(f32::NEG_INFINITY, |max, lane| if lane > max { lane } else { max });
     let (mut sums, mut dots) = ([0.0f32; LANES], [0.0f32; LANES]);
     for block in blocks {
         for l in 0..LANES {
@@ -121,12 +106,7 @@ fn summarize(logits: &[f32], temperature: f32) -> LogSoftmaxRow {
         add_term(logit / temperature - max, &mut sums[l], &mut dots[l]);
     }
     let sum = combine(sums);
-    LogSoftmaxRow {
-        max,
-        sum,
-        entropy: ln(sum) - combine(dots) / sum,
-        temperature,
-    }
+    LogSoftmaxRow { max, sum, entropy: ln(sum) - combine(dots) / sum, temperature }
 }
 
 /// `sum += e`, `dot = fma(e, d, dot)`; a d of `-inf` counts as 0 in the dot, where its e is 0.
@@ -152,18 +132,14 @@ mod tests {
         for n in [1, 2, 7, 8, 9, 300, 49_152] {
             for temperature in [1.0f32, 0.7, 1.3] {
                 let (row, token, g) = (logits(n), n / 2, -0.75f32);
-                let z: Vec<f64> = row
-                    .iter()
-                    .map(|&v| f64::from(v) / f64::from(temperature))
-                    .collect();
+                let z: Vec<f64> = row.iter().map(|&v| f64::from(v) / f64::from(temperature)).collect();
                 let max = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let log_sum = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
                 let entropy: f64 = z.iter().map(|z| (z - log_sum).exp() * (log_sum - z)).sum();
                 let log_p: Vec<f64> = z.iter().map(|z| z - log_sum).collect();
                 let one = |i| f64::from(u8::from(i == token));
-                let dz: Vec<f64> = (0..n)
-                    .map(|i| f64::from(g) * (one(i) - log_p[i].exp()) / f64::from(temperature))
-                    .collect();
+                let dz: Vec<f64> =
+                    (0..n).map(|i| f64::from(g) * (one(i) - log_p[i].exp()) / f64::from(temperature)).collect();
                 let first = LogSoftmaxRow::new(Isa::SCALAR, &row, temperature);
                 for isa in isas() {
                     let summary = LogSoftmaxRow::new(isa, &row, temperature);
@@ -176,10 +152,7 @@ mod tests {
                     let mut all = vec![0.0; n];
                     summary.log_probabilities(isa, &row, &mut all);
                     assert_close(&log_p, &all, 1e-6, "log p");
-                    assert_eq!(
-                        summary.log_probability(row[token]).to_bits(),
-                        all[token].to_bits()
-                    );
+                    assert_eq!(summary.log_probability(row[token]).to_bits(), all[token].to_bits());
                     let (mut want, mut got) = (vec![0.0; n], vec![0.0; n]);
                     first.logits_gradient(Isa::SCALAR, &row, token, g, &mut want);
                     summary.logits_gradient(isa, &row, token, g, &mut got);
@@ -195,10 +168,7 @@ mod tests {
         let isa = Isa::detect();
         let summary = LogSoftmaxRow::new(isa, &[1.0, f32::NEG_INFINITY, 1.0], 1.0);
         assert!((summary.entropy - 2f32.ln()).abs() < 1e-6);
-        assert_eq!(
-            summary.log_probability(f32::NEG_INFINITY),
-            f32::NEG_INFINITY
-        );
+        assert_eq!(summary.log_probability(f32::NEG_INFINITY), f32::NEG_INFINITY);
         let mut gradient = [9.0; 3];
         summary.logits_gradient(isa, &[1.0, f32::NEG_INFINITY, 1.0], 0, 1.0, &mut gradient);
         assert_eq!(gradient[1], 0.0);

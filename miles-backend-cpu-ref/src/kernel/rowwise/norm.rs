@@ -12,14 +12,7 @@ use crate::kernel::reduce::dot_lanes;
 ///
 /// # Panics
 /// When a length differs from the shape.
-pub fn rms_norm(
-    compute: &Compute,
-    x: &[f32],
-    weight: &[f32],
-    eps: f32,
-    y: &mut [f32],
-    inverse_rms: &mut [f32],
-) {
+pub fn rms_norm(compute: &Compute, x: &[f32], weight: &[f32], eps: f32, y: &mut [f32], inverse_rms: &mut [f32]) {
     let cols = weight.len();
     check("norm input", x.len(), inverse_rms.len() * cols);
     check("norm output", y.len(), x.len());
@@ -68,17 +61,11 @@ pub fn rms_norm_input_gradient(
         let mut h = vec![0.0; cols];
         for (i, dx) in piece.chunks_exact_mut(cols).enumerate() {
             let row = first_row + i;
-            let (x, dy, inverse_rms) = (
-                &x[row * cols..][..cols],
-                &dy[row * cols..][..cols],
-                inverse_rms[row],
-            );
+            let (x, dy, inverse_rms) = (&x[row * cols..][..cols], &dy[row * cols..][..cols], inverse_rms[row]);
             isa.run(
                 #[inline(always)]
                 || {
-                    for ((((dx, h), &x), &dy), &weight) in
-                        dx.iter_mut().zip(&mut h).zip(x).zip(dy).zip(weight)
-                    {
+                    for ((((dx, h), &x), &dy), &weight) in dx.iter_mut().zip(&mut h).zip(x).zip(dy).zip(weight) {
                         *h = x * inverse_rms;
                         *dx = dy * weight;
                     }
@@ -96,13 +83,7 @@ pub fn rms_norm_input_gradient(
 ///
 /// # Panics
 /// When a length differs from the shape.
-pub fn rms_norm_weight_gradient(
-    compute: &Compute,
-    dy: &[f32],
-    x: &[f32],
-    inverse_rms: &[f32],
-    dweight: &mut [f32],
-) {
+pub fn rms_norm_weight_gradient(compute: &Compute, dy: &[f32], x: &[f32], inverse_rms: &[f32], dweight: &mut [f32]) {
     let cols = dweight.len();
     check("norm input", x.len(), inverse_rms.len() * cols);
     check("norm output gradient", dy.len(), x.len());
@@ -135,13 +116,7 @@ mod tests {
 
     const EPS: f32 = 1e-5;
 
-    fn run(
-        compute: &Compute,
-        x: &[f32],
-        dy: &[f32],
-        weight: &[f32],
-        start: &[f32],
-    ) -> [Vec<f32>; 3] {
+    fn run(compute: &Compute, x: &[f32], dy: &[f32], weight: &[f32], start: &[f32]) -> [Vec<f32>; 3] {
         let rows = x.len() / weight.len();
         let (mut y, mut inverse_rms) = (vec![f32::NAN; x.len()], vec![f32::NAN; rows]);
         rms_norm(compute, x, weight, EPS, &mut y, &mut inverse_rms);
@@ -149,20 +124,8 @@ mod tests {
         rms_norm_input_gradient(compute, dy, x, weight, &inverse_rms, &mut dx);
         let half = rows / 2;
         let cut = half * weight.len();
-        rms_norm_weight_gradient(
-            compute,
-            &dy[..cut],
-            &x[..cut],
-            &inverse_rms[..half],
-            &mut dweight,
-        );
-        rms_norm_weight_gradient(
-            compute,
-            &dy[cut..],
-            &x[cut..],
-            &inverse_rms[half..],
-            &mut dweight,
-        );
+        rms_norm_weight_gradient(compute, &dy[..cut], &x[..cut], &inverse_rms[..half], &mut dweight);
+        rms_norm_weight_gradient(compute, &dy[cut..], &x[cut..], &inverse_rms[half..], &mut dweight);
         [y, dx, dweight]
     }
 
@@ -208,11 +171,7 @@ mod tests {
             lanes[i % 8] = v.mul_add(v, lanes[i % 8]);
         }
         let inverse = 1.0 / (combine(lanes) / 19.0 + EPS).sqrt();
-        let want: Vec<f32> = x
-            .iter()
-            .zip(&weight)
-            .map(|(&x, &w)| (x * inverse) * w)
-            .collect();
+        let want: Vec<f32> = x.iter().zip(&weight).map(|(&x, &w)| (x * inverse) * w).collect();
         let (mut y, mut inverse_rms) = (vec![0.0; 19], [0.0]);
         rms_norm(&computes()[2], &x, &weight, EPS, &mut y, &mut inverse_rms);
         assert_same_bits(&want, &y, "rule");

@@ -42,34 +42,13 @@ pub fn rope(compute: &Compute, rotation: &Rotation, cos: &[f32], sin: &[f32], ro
 ///
 /// # Panics
 /// When a length differs from the shape.
-pub fn rope_backward(
-    compute: &Compute,
-    rotation: &Rotation,
-    cos: &[f32],
-    sin: &[f32],
-    rows: &mut [f32],
-) {
+pub fn rope_backward(compute: &Compute, rotation: &Rotation, cos: &[f32], sin: &[f32], rows: &mut [f32]) {
     rotate::<true>(compute, rotation, cos, sin, rows);
 }
 
-fn rotate<const BACK: bool>(
-    compute: &Compute,
-    rotation: &Rotation,
-    cos: &[f32],
-    sin: &[f32],
-    rows: &mut [f32],
-) {
-    let Rotation {
-        heads,
-        head_dim,
-        offset,
-        rotary_dim,
-        ..
-    } = *rotation;
-    assert!(
-        rotary_dim.is_multiple_of(2) && offset + rotary_dim <= head_dim,
-        "rotated part lies outside the head"
-    );
+fn rotate<const BACK: bool>(compute: &Compute, rotation: &Rotation, cos: &[f32], sin: &[f32], rows: &mut [f32]) {
+    let Rotation { heads, head_dim, offset, rotary_dim, .. } = *rotation;
+    assert!(rotary_dim.is_multiple_of(2) && offset + rotary_dim <= head_dim, "rotated part lies outside the head");
     let (cols, half) = (heads * head_dim, rotary_dim / 2);
     if cols == 0 || half == 0 {
         return;
@@ -87,12 +66,7 @@ fn rotate<const BACK: bool>(
                 #[inline(always)]
                 || {
                     for head in row.chunks_exact_mut(head_dim) {
-                        rotate_head::<BACK>(
-                            &mut head[offset..offset + rotary_dim],
-                            cos,
-                            sin,
-                            rotation.pairing,
-                        );
+                        rotate_head::<BACK>(&mut head[offset..offset + rotary_dim], cos, sin, rotation.pairing);
                     }
                 },
             );
@@ -132,27 +106,9 @@ mod tests {
     use crate::kernel::testing::{assert_close, assert_same_bits, computes, numbers};
 
     const ROTATIONS: [Rotation; 3] = [
-        Rotation {
-            heads: 9,
-            head_dim: 64,
-            offset: 0,
-            rotary_dim: 64,
-            pairing: Pairing::HalfSplit,
-        },
-        Rotation {
-            heads: 2,
-            head_dim: 13,
-            offset: 3,
-            rotary_dim: 10,
-            pairing: Pairing::Interleaved,
-        },
-        Rotation {
-            heads: 3,
-            head_dim: 12,
-            offset: 0,
-            rotary_dim: 6,
-            pairing: Pairing::HalfSplit,
-        },
+        Rotation { heads: 9, head_dim: 64, offset: 0, rotary_dim: 64, pairing: Pairing::HalfSplit },
+        Rotation { heads: 2, head_dim: 13, offset: 3, rotary_dim: 10, pairing: Pairing::Interleaved },
+        Rotation { heads: 3, head_dim: 12, offset: 0, rotary_dim: 6, pairing: Pairing::HalfSplit },
     ];
 
     #[test]
@@ -161,10 +117,7 @@ mod tests {
             let (rows, half) = (40, rotation.rotary_dim / 2);
             let cols = rotation.heads * rotation.head_dim;
             let start = numbers(1, rows * cols);
-            let angles: Vec<f64> = numbers(2, rows * half)
-                .iter()
-                .map(|&v| f64::from(v) * 7.0)
-                .collect();
+            let angles: Vec<f64> = numbers(2, rows * half).iter().map(|&v| f64::from(v) * 7.0).collect();
             let cos: Vec<f32> = angles.iter().map(|a| a.cos() as f32).collect();
             let sin: Vec<f32> = angles.iter().map(|a| a.sin() as f32).collect();
             let mut oracle: Vec<f64> = start.iter().map(|&v| f64::from(v)).collect();
@@ -177,8 +130,7 @@ mod tests {
                             Pairing::Interleaved => (base + 2 * i, base + 2 * i + 1),
                         };
                         let (s, c) = angles[row * half + i].sin_cos();
-                        (oracle[a], oracle[b]) =
-                            (oracle[a] * c - oracle[b] * s, oracle[b] * c + oracle[a] * s);
+                        (oracle[a], oracle[b]) = (oracle[a] * c - oracle[b] * s, oracle[b] * c + oracle[a] * s);
                     }
                 }
             }
@@ -194,12 +146,7 @@ mod tests {
                 assert_same_bits(&want[..cols], &alone, "first row alone");
                 rope_backward(&compute, rotation, &cos, &sin, &mut turned);
                 let start: Vec<f64> = start.iter().map(|&v| f64::from(v)).collect();
-                assert_close(
-                    &start,
-                    &turned,
-                    1e-6,
-                    "a rotation's gradient is its inverse",
-                );
+                assert_close(&start, &turned, 1e-6, "a rotation's gradient is its inverse");
             }
         }
     }

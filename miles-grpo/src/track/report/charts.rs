@@ -56,7 +56,7 @@ impl Chart {
             .axis_style(AXIS)
             .label_style(("sans-serif", 12, &INK))
             .x_label_formatter(&|step| format!("{step:.0}"))
-            .y_label_formatter(&|value| number(*value))
+            .y_label_formatter(&|value| number(if value.abs() < ROUNDING * (high - low) { 0.0 } else { *value }))
             .draw()?;
         if let Some((lower, upper)) = &self.band {
             let outline: Vec<(f64, f64)> = lower.points.iter().chain(upper.points.iter().rev()).copied().collect();
@@ -100,7 +100,8 @@ impl Chart {
 fn widened((low, high): (f64, f64), margin: f64) -> (f64, f64) {
     match (low.is_finite() && high.is_finite(), low < high) {
         (false, _) => (0.0, 1.0),
-        (true, false) => (low - 0.5, high + 0.5),
+        (true, false) if low == 0.0 => (0.0, 1.0),
+        (true, false) => (low - 0.5 * low.abs(), high + 0.5 * high.abs()),
         (true, true) => (low - margin.min(low.abs()), high + margin),
     }
 }
@@ -141,3 +142,5 @@ const AXIS: RGBColor = RGBColor(170, 176, 184);
 const GRID: RGBColor = RGBColor(232, 235, 239);
 const SIZE: (u32, u32) = (640, 280);
 const MARKED_POINTS: usize = 12;
+/// Axis values below this share of the axis are zeros that lost a few bits.
+const ROUNDING: f64 = 1e-9;

@@ -75,8 +75,8 @@ impl FakePolicy {
         let mut weight = 1.0;
         for &token in tokens.iter().rev() {
             let first = token as usize * self.hidden;
-            for (column, d_value) in d_state.iter().enumerate() {
-                into.embedding[first + column] += weight * d_value;
+            for (slot, slope) in into.embedding[first..].iter_mut().zip(&d_state) {
+                *slot += weight * slope;
             }
             weight *= DECAY;
         }

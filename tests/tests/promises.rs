@@ -1,0 +1,16 @@
+//! The promises that hold across crates, on the real CPU backend: one file per promise.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
+
+mod bad_input;
+mod batch_invariance;
+mod cache;
+mod checkpoint_layouts;
+mod contract;
+mod denominator;
+mod eos;
+mod mismatch;
+mod plugins;
+mod resume;
+mod stale_weights;
+mod support;
+mod tokens;
