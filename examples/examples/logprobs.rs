@@ -82,8 +82,11 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     futures_lite::future::block_on(engine.load(Arc::new(snapshot)))?;
 
     let (mut logits, mut logprobs) = (Vec::new(), Vec::new());
-    for row in &ids.rows {
+    for (index, row) in ids.rows.iter().enumerate() {
         let row_logits = engine.logits(row)?;
+        if let Some(at) = row_logits.iter().position(|logit| !logit.is_finite()) {
+            return Err(format!("row {index}, position {}: the logits are not finite", at / vocab_size).into());
+        }
         logprobs.extend(engine.next_token_logprobs(row, &row_logits, 1.0)?);
         logits.extend(row_logits);
     }

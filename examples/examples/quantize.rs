@@ -27,7 +27,8 @@ use safetensors::tensor::TensorView;
 ///   NAME/outer        F32 second-level decode scales, one per line or one for the tensor; only nvfp4 has them
 ///   NAME/dequantized  BF16 [rows, cols]
 ///
-/// Other tensors are skipped with a notice. On an error nothing is written.
+/// Tensors of other ranks are skipped with a notice; a matrix that is not BF16, F16 or F32 is an error. `--scale` matters
+/// to nvfp4 only: the other formats have no outer scale. On an error nothing is written.
 #[derive(Parser)]
 #[command(verbatim_doc_comment)]
 struct Options {

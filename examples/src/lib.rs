@@ -119,6 +119,10 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, FileError> {
 /// If the tensors do not form a file, or writing fails; nothing is then left behind.
 pub fn write_safetensors(path: &Path, tensors: &[(String, OutputTensor)]) -> Result<(), FileError> {
     let views = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
+        let source = std::io::Error::new(std::io::ErrorKind::AlreadyExists, "exists and is not a regular file");
+        return Err(FileError::Io { path: path.to_owned(), source });
+    }
     let bytes = safetensors::serialize(views, None)
         .map_err(|source| FileError::Safetensors { path: path.to_owned(), source })?;
     let mut partial = path.as_os_str().to_owned();
@@ -171,6 +175,7 @@ mod tests {
         assert_eq!(read.tensor("a").unwrap().data(), tensors[0].1.bytes);
         assert_eq!(read.tensor("b/codes").unwrap().shape(), [1, 3]);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert!(write_safetensors(directory.path(), &tensors).is_err(), "a directory is not replaced");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the training examples share: command line -> config -> run -> last line and exit code.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,7 +31,7 @@ pub struct TrainingArgs {
     /// Hugging Face checkpoint directory to start from
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// JSONL file of training prompts
+    /// JSONL file of training prompts (held-out prompts: data.eval=FILE)
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
     /// Output directory
@@ -45,14 +46,15 @@ pub struct TrainingArgs {
     /// Backend
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Go on from the newest checkpoint in the output directory
+    /// Go on from the newest checkpoint in the output directory; keys that change results must be the same
     #[arg(long, conflicts_with = "overwrite")]
     pub resume: bool,
     /// Replace the run that the output directory holds
     #[arg(long)]
     pub overwrite: bool,
-    /// Stop after this many steps in all, as Ctrl-C would: the step is finished and saved, the exit code is 130
-    #[arg(long, value_name = "STEPS")]
+    /// Stop after this many steps in all, as Ctrl-C would: the step is finished and saved, the exit code is 130;
+    /// --resume goes on from there to the same policy
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     pub stop_after: Option<u64>,
     /// Print every config key with its value and stop
     #[arg(long)]
@@ -63,38 +65,43 @@ pub struct TrainingArgs {
 }
 
 impl TrainingArgs {
-    /// The config: `defaults` (TOML text), the config file over it, the flags over that, `key=value` last.
+    /// The plan: `defaults`, the config file over them, the flags over that, `key=value` last.
     ///
     /// # Errors
-    /// Every key that is unknown or has the wrong type.
-    pub fn config(&self, defaults: RunConfig) -> Result<RunConfig, Box<dyn Error>> {
-        let mut config = defaults;
-        if let Some(path) = &self.config {
-            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-            config = config.with_text(&text)?;
-        }
-        set(&mut config.precision.recipe, &self.recipe);
-        set(&mut config.run.steps, &self.steps);
-        set(&mut config.run.seed, &self.seed);
-        set(&mut config.run.out, &self.out);
-        set(&mut config.run.backend, &self.backend);
-        set(&mut config.model.dir, &self.model);
-        set(&mut config.data.train, &self.data);
-        if self.threads.is_some() {
-            config.run.threads = self.threads;
-        }
-        let existing = match (self.resume, self.overwrite) {
-            (true, _) => vec!["run.existing=resume".to_owned()],
-            (_, true) => vec!["run.existing=overwrite".to_owned()],
-            _ => Vec::new(),
+    /// Everything that is wrong with any of them, at once.
+    pub fn plan(&self, defaults: RunConfig) -> Result<Plan, Box<dyn Error>> {
+        let text = match &self.config {
+            Some(path) => std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,
+            None => String::new(),
         };
-        Ok(config.with_overrides(&existing)?.with_overrides(&self.overrides)?)
+        let mut overrides = self.flags();
+        overrides.extend_from_slice(&self.overrides);
+        Ok(Plan::read(defaults, &text, &overrides)?)
     }
-}
 
-fn set<T: Clone>(key: &mut T, argument: &Option<T>) {
-    if let Some(value) = argument {
-        *key = value.clone();
+    /// The flags that were given, as overrides of the keys that they stand for.
+    fn flags(&self) -> Vec<String> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let number = |number: Option<u64>| number.map(|number| number.to_string());
+        let existing = match (self.resume, self.overwrite) {
+            (true, _) => Some("resume".to_owned()),
+            (_, true) => Some("overwrite".to_owned()),
+            _ => None,
+        };
+        [
+            ("precision.recipe", self.recipe.clone()),
+            ("run.steps", number(self.steps)),
+            ("run.seed", number(self.seed)),
+            ("run.out", path(&self.out)),
+            ("run.backend", self.backend.clone()),
+            ("run.threads", self.threads.map(|threads| threads.to_string())),
+            ("run.existing", existing),
+            ("model.dir", path(&self.model)),
+            ("data.train", path(&self.data)),
+        ]
+        .into_iter()
+        .filter_map(|(key, value)| Some(format!("{key}={}", value?)))
+        .collect()
     }
 }
 
@@ -139,9 +146,9 @@ pub fn both_ways(
         Ok(Plan::new(&config.with_overrides(&["run.existing=overwrite".to_owned()])?)?)
     };
     let value = finish(by_value(Run::builder(plan("by-value", &[])?)))?;
-    println!("by value: {}", value.summary);
+    say(&format!("by value: {}", value.summary))?;
     let name = finish(Run::builder(plan("by-name", by_name)?))?;
-    println!("by name:  {}", name.summary);
+    say(&format!("by name:  {}", name.summary))?;
     if value.summary.policy == name.summary.policy {
         Ok(())
     } else {
@@ -162,37 +169,45 @@ pub fn finish(builder: RunBuilder) -> Result<Outcome, miles_grpo::Error> {
 /// `customize` may put values into the builder; what it leaves is found by the names in the config.
 pub fn train(args: &TrainingArgs, defaults: RunConfig, customize: impl FnOnce(RunBuilder) -> RunBuilder) -> ExitCode {
     match start(args, defaults, customize) {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(outcome)) => {
-            println!("{}", outcome.summary);
-            if outcome.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS }
-        }
+        Ok(true) => ExitCode::from(INTERRUPTED),
+        Ok(false) => ExitCode::SUCCESS,
         Err(error) => crate::exit(Err(error)),
     }
 }
 
+/// Whether the run was interrupted.
 fn start(
     args: &TrainingArgs,
     defaults: RunConfig,
     customize: impl FnOnce(RunBuilder) -> RunBuilder,
-) -> Result<Option<Outcome>, Box<dyn Error>> {
-    let config = args.config(defaults)?;
+) -> Result<bool, Box<dyn Error>> {
+    let plan = args.plan(defaults)?;
     if args.print_config {
-        print!("{}", config.to_toml());
-        return Ok(None);
+        say(plan.config_toml.trim_end())?;
+        return Ok(false);
     }
     let interrupt = Interrupt::new();
     let handler = interrupt.clone();
     ctrlc::set_handler(move || handler.request())?;
 
-    let mut builder = Run::builder(Plan::new(&config)?).observer(Progress::new()).interrupt(interrupt.clone());
+    let out = plan.run.out.clone();
+    let mut builder = Run::builder(plan).observer(Progress::new()).interrupt(interrupt.clone());
     if let Some(steps) = args.stop_after {
         builder = builder.observer(StopAfter { steps, interrupt });
     }
-    let out = config.run.out.clone();
     let outcome = finish(customize(builder))?;
-    eprintln!("wrote {}", out.display());
-    Ok(Some(outcome))
+    if outcome.interrupted {
+        eprintln!("interrupted and saved; go on with --resume --out {}", out.display());
+    } else {
+        eprintln!("wrote {}", out.display());
+    }
+    say(&outcome.summary.to_string())?;
+    Ok(outcome.interrupted)
+}
+
+/// One line on stdout. Nobody reading it is an error, not a panic.
+fn say(line: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
 }
 
 /// Asks the run to stop once a number of steps is done.

@@ -41,6 +41,16 @@ impl Digest {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
+    /// Hashes everything that a reader gives.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn of_reader(reader: &mut impl std::io::Read) -> std::io::Result<Self> {
+        let mut hasher = blake3::Hasher::new();
+        std::io::copy(reader, &mut hasher)?;
+        Ok(hasher.finalize().into())
+    }
+
     /// Takes 32 bytes that are a digest already.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {

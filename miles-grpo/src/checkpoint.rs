@@ -3,12 +3,14 @@
 //! ```text
 //! out/checkpoints/step-00000012/loop.json    step, version, digest, scheduler state, config, lengths of the logs
 //!                              /trainer/     what the trainer saved: master weights, optimizer state
+//!                              /trainer.json digest of each of those files
 //! ```
 //!
 //! A checkpoint appears whole or not at all: it is written beside its place, synced, and renamed. No random generator
 //! is saved because there is none: every draw is a function of the seed and of what is drawn. What a scheduler
 //! remembers is its own named state in `loop.json`.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -27,7 +29,7 @@ use crate::{Error, Result};
 #[non_exhaustive]
 pub enum ResumeError {
     /// The output directory holds a run but no checkpoint.
-    #[error("{}: there is no checkpoint to resume from", dir.display())]
+    #[error("{}: there is no checkpoint to resume from; run.existing = \"overwrite\" starts again", dir.display())]
     NoCheckpoint {
         /// Directory of checkpoints.
         dir: PathBuf,
@@ -47,6 +49,16 @@ pub enum ResumeError {
         path: PathBuf,
         /// `key: saved -> now`.
         differences: Vec<String>,
+    },
+    /// A saved file is not what was saved.
+    #[error("{}: the file is damaged: its digest is {found}, saved was {saved}", path.display())]
+    Damaged {
+        /// File.
+        path: PathBuf,
+        /// Digest when it was saved.
+        saved: Digest,
+        /// Digest now.
+        found: Digest,
     },
     /// A restored policy does not have the digest that was saved.
     #[error("the restored {what} is {found}, saved was {saved}")]
@@ -120,10 +132,24 @@ impl SavedLoop {
         Err(ResumeError::ConfigChanged { path: self.dir.join(LOOP), differences })
     }
 
-    /// Where the trainer's files are.
-    #[must_use]
-    pub fn trainer_dir(&self) -> PathBuf {
-        self.dir.join(TRAINER)
+    /// Where the trainer's files are, once every one of them has the digest that was saved.
+    ///
+    /// # Errors
+    /// If a file is missing, damaged or cannot be read; the error names it.
+    pub fn trainer_dir(&self) -> Result<PathBuf> {
+        let dir = self.dir.join(TRAINER);
+        let path = self.dir.join(DIGESTS);
+        let bytes = fs::read(&path).map_err(io(&path))?;
+        let digests: BTreeMap<String, Digest> =
+            serde_json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
+        for (name, saved) in digests {
+            let path = dir.join(name);
+            let found = digest(&path)?;
+            if found != saved {
+                return Err(ResumeError::Damaged { path, saved, found }.into());
+            }
+        }
+        Ok(dir)
     }
 }
 
@@ -156,10 +182,24 @@ fn write(dir: &Path, state: &LoopState, trainer: &dyn Trainer) -> Result<()> {
     let trainer_dir = dir.join(TRAINER);
     fs::create_dir_all(&trainer_dir).map_err(io(&trainer_dir))?;
     trainer.save(&trainer_dir)?;
-    let path = dir.join(LOOP);
-    let text = serde_json::to_vec_pretty(state).map_err(|error| Error::from(io(&path)(error.into())))?;
-    fs::write(&path, text).map_err(io(&path))?;
+    let mut digests = BTreeMap::new();
+    for entry in fs::read_dir(&trainer_dir).map_err(io(&trainer_dir))? {
+        let path = entry.map_err(io(&trainer_dir))?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        digests.insert(name.unwrap_or_default(), digest(&path)?);
+    }
+    write_json(&dir.join(DIGESTS), &digests)?;
+    write_json(&dir.join(LOOP), state)?;
     Ok(sync_tree(dir)?)
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value).map_err(|error| Error::from(io(path)(error.into())))?;
+    Ok(fs::write(path, text).map_err(io(path))?)
+}
+
+fn digest(path: &Path) -> Result<Digest, OutputError> {
+    File::open(path).and_then(|mut file| Digest::of_reader(&mut file)).map_err(io(path))
 }
 
 /// Every whole checkpoint, oldest first.
@@ -194,4 +234,5 @@ fn sync(path: &Path) -> Result<(), OutputError> {
 }
 
 const LOOP: &str = "loop.json";
+const DIGESTS: &str = "trainer.json";
 const TRAINER: &str = "trainer";

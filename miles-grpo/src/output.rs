@@ -29,7 +29,7 @@ pub enum OutputError {
     },
     /// The directory holds a run and neither resuming nor overwriting was asked for.
     #[error(
-        "{} already holds a run ({found}); set run.existing to \"resume\" or \"overwrite\", or run.out to another directory",
+        "{} already holds a run ({found}); set run.existing to \"resume\" or \"overwrite\" (--resume, --overwrite), or run.out to another directory",
         dir.display()
     )]
     Occupied {

@@ -92,7 +92,7 @@ fn resume(plan: &Plan, parts: &mut Parts, saved: &SavedLoop) -> Result<Started> 
     let trainer = parts.trainer.as_mut();
     let reference = publish::quantize(trainer, first_version(plan, &ledger))?.stamp();
     same("reference policy", state.reference, reference)?;
-    trainer.restore(&saved.trainer_dir())?;
+    trainer.restore(&saved.trainer_dir()?)?;
     let step = state.steps_done.saturating_sub(1);
     let context = PolicyContext { run: &plan.run.name, step, version: state.policy.version, ledger: &ledger };
     let published = publish::quantize(trainer, context)?;

@@ -162,9 +162,5 @@ fn the_step_of_the_loop_is_read_in_one_go() {
                 body[from..].find(call).unwrap_or_else(|| panic!("`{call}` is missing or out of order")) + call.len();
         }
     };
-    in_order(body("pub async fn run("), &["self.schedule(", "self.step("]);
-    in_order(
-        step,
-        &["rollout::", "reward::", "advantage::", "batch::", "update::", "publish::quantize", "publish::deliver"],
-    );
+    in_order(step, &["schedule", "rollout::", "reward::", "advantage::", "batch::", "update::", "publish::"]);
 }
