@@ -87,15 +87,27 @@ fn a_changed_model_is_noticed() {
 }
 
 #[test]
-fn tampered_trainer_state_is_noticed() {
+fn one_changed_byte_in_any_trainer_file_is_refused_by_name() {
     let workspace = Workspace::new();
     workspace.run_until("out", &[], 2).unwrap();
-    let path = workspace.path("out/checkpoints/step-00000002/trainer/masters.json");
-    let mut masters: Vec<Vec<f32>> = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    masters[0][0] += 1.0;
-    fs::write(&path, serde_json::to_vec(&masters).unwrap()).unwrap();
-    let error = workspace.run("out", &["run.existing=resume"]).unwrap_err();
-    assert!(matches!(&error, Error::Resume(ResumeError::PolicyChanged { what: "live policy", .. })), "{error}");
+    let folder = workspace.path("out/checkpoints/step-00000002/trainer");
+    let files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    for path in files {
+        let whole = fs::read(&path).unwrap();
+        let mut damaged = whole.clone();
+        let middle = damaged.len() / 2;
+        damaged[middle] ^= 1;
+        fs::write(&path, damaged).unwrap();
+        let error = workspace.run("out", &["run.existing=resume"]).unwrap_err();
+        assert!(
+            matches!(&error, Error::Resume(ResumeError::Damaged { path: named, .. }) if *named == path),
+            "{}: {error}",
+            path.display()
+        );
+        fs::write(&path, whole).unwrap();
+    }
+    assert!(workspace.run("out", &["run.existing=resume"]).is_ok());
 }
 
 #[test]
