@@ -1,7 +1,7 @@
 //! The CPU quantizer: the format rules themselves, run on every core.
 //!
 //! The rules in `miles_core::format` *are* the reference, so there is no second arithmetic here. Where a built-in rule
-//! treats bands of rows apart (see [`band_rows`]), bands are quantized in parallel and joined; the bytes are those of
+//! treats bands of rows apart (`band_rows`), bands are quantized in parallel and joined; the bytes are those of
 //! the whole. Registered formats and values passed to [`CpuQuantizer::with_rule`] go through their rule in one piece.
 
 use std::sync::Arc;
