@@ -63,4 +63,10 @@ mod tests {
         let rate = LearningRate { base: 0.5, warmup_steps: 0, schedule: LearningRateSchedule::Linear, steps: 2 };
         assert_eq!([rate.at(0), rate.at(1)], [0.5, 0.25]);
     }
+
+    #[test]
+    fn a_run_shorter_than_the_warmup_ends_while_the_rate_rises() {
+        let rate = LearningRate { base: 1.0, warmup_steps: 4, schedule: LearningRateSchedule::Linear, steps: 2 };
+        assert_eq!([rate.at(0), rate.at(1)], [0.25, 0.5]);
+    }
 }

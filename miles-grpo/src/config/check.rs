@@ -134,11 +134,6 @@ fn train(config: &RunConfig, issues: &mut Issues) {
         let why = "a mini-batch holds whole groups";
         issues.add("train.mini_batches", train.mini_batches, Why::Contradiction { with, why });
     }
-    if train.warmup_steps > config.run.steps {
-        let with = format!("run.steps = {}", config.run.steps);
-        let why = "the warm-up is longer than the run";
-        issues.add("train.warmup_steps", train.warmup_steps, Why::Contradiction { with, why });
-    }
 }
 
 fn evaluation(config: &RunConfig, issues: &mut Issues) {

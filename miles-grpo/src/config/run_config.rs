@@ -190,7 +190,7 @@ section!(
     TrainSection {
         /// Learning rate after warm-up.
         learning_rate: f64 = 1e-5,
-        /// Steps over which the rate rises from 0.
+        /// Steps over which the rate rises from 0; a shorter run ends while it rises.
         warmup_steps: u64 = 0,
         /// What the rate does after warm-up: `constant`, `linear` or `cosine` (both fall to 0 at the last step).
         schedule: LearningRateSchedule = LearningRateSchedule::Constant,

@@ -201,7 +201,6 @@ fn contradictions_name_both_sides() {
         for (overrides, key, with) in [
             (&["rollout.temperature=0"][..], "rollout.temperature", "rollout.group_size = 8"),
             (&["eval.samples=4"], "eval.temperature", "eval.samples = 4"),
-            (&["train.warmup_steps=200"], "train.warmup_steps", "run.steps = 100"),
             (&["train.mini_batches=9"], "train.mini_batches", "rollout.prompts_per_step = 8"),
             (&["model.context_tokens=64"], "model.context_tokens", "32 tokens"),
             (&["model.context_tokens=8"], "rollout.max_new_tokens", "context of 8"),
