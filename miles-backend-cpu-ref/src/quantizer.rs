@@ -158,16 +158,9 @@ fn join(source: &Source<'_>, spec: &QuantizeSpec, bands: &[QuantizedTensor]) -> 
         _ => BlockScales::U8(bytes(|band| band.scales().as_u8().unwrap_or_default())),
     };
     QuantizedParts {
-        format: spec.format.clone(),
-        operand: spec.operand,
-        axis: spec.axis,
-        scope: spec.scope,
-        rows: source.rows(),
-        cols: source.cols(),
-        codes: bytes(QuantizedTensor::codes),
-        scales,
         outer: floats(QuantizedTensor::outer),
         amax: floats(QuantizedTensor::amax),
+        ..QuantizedParts::new(source, spec, bytes(QuantizedTensor::codes), scales)
     }
 }
 

@@ -189,18 +189,7 @@ impl FormatRule for Fp8Block {
             Operand::Activation => self.quantize_activation(source, spec.axis),
             Operand::Weight => self.quantize_weight(source, spec.axis),
         };
-        let parts = QuantizedParts {
-            format: spec.format.clone(),
-            operand: spec.operand,
-            axis: spec.axis,
-            scope: spec.scope,
-            rows: source.rows(),
-            cols: source.cols(),
-            codes,
-            scales: BlockScales::F32(scales),
-            outer: Vec::new(),
-            amax: Vec::new(),
-        };
+        let parts = QuantizedParts::new(source, spec, codes, BlockScales::F32(scales));
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 

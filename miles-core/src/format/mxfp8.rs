@@ -116,18 +116,7 @@ impl FormatRule for Mxfp8 {
                 Axis::Column => quantize_row_group_by_column(values, cols, group_codes, scale_row),
             }
         }
-        let parts = QuantizedParts {
-            format: spec.format.clone(),
-            operand: spec.operand,
-            axis: spec.axis,
-            scope: spec.scope,
-            rows,
-            cols,
-            codes,
-            scales: BlockScales::U8(scales),
-            outer: Vec::new(),
-            amax: Vec::new(),
-        };
+        let parts = QuantizedParts::new(source, spec, codes, BlockScales::U8(scales));
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 

@@ -244,18 +244,7 @@ fn quantize_source(
         Some(shared) => (vec![shared.tensor_decode()], vec![shared.amax]),
         None => (own.iter().map(OuterScale::row_decode).collect(), own.iter().map(OuterScale::amax).collect()),
     };
-    let parts = QuantizedParts {
-        format: spec.format.clone(),
-        operand: spec.operand,
-        axis: spec.axis,
-        scope: spec.scope,
-        rows,
-        cols,
-        codes,
-        scales: BlockScales::U8(scales),
-        outer,
-        amax,
-    };
+    let parts = QuantizedParts { outer, amax, ..QuantizedParts::new(source, spec, codes, BlockScales::U8(scales)) };
     QuantizedTensor::from_parts(&Nvfp4, source.name(), parts)
 }
 

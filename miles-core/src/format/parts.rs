@@ -1,6 +1,6 @@
 //! [`QuantizedParts`]: the loose parts of a quantized tensor, and the checks that make them one.
 
-use super::{Axis, FormatError, FormatId, Operand, QuantizeSpec, ScaleKind, ScaleScope, TensorLayout};
+use super::{Axis, FormatError, FormatId, Operand, QuantizeSpec, ScaleKind, ScaleScope, Source, TensorLayout};
 use crate::number;
 
 /// Block scales in the storage of their format.
@@ -38,6 +38,23 @@ pub struct QuantizedParts {
 }
 
 impl QuantizedParts {
+    /// What `spec` made of `source`, without outer scales; a format that has them sets `outer` and `amax` over it.
+    #[must_use]
+    pub fn new(source: &Source<'_>, spec: &QuantizeSpec, codes: Vec<u8>, scales: BlockScales) -> Self {
+        QuantizedParts {
+            format: spec.format.clone(),
+            operand: spec.operand,
+            axis: spec.axis,
+            scope: spec.scope,
+            rows: source.rows(),
+            cols: source.cols(),
+            codes,
+            scales,
+            outer: Vec::new(),
+            amax: Vec::new(),
+        }
+    }
+
     /// The spec that describes these parts (the treatment of non-finite sources has left no trace).
     pub(super) fn spec(&self) -> QuantizeSpec {
         let spec = match self.operand {
