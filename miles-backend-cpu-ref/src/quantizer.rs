@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use miles_core::format::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleScope, Source, builtin_rule, fp8_block,
+    ScaleScope, Source, builtin_rule, builtin_rules, fp8_block,
 };
 use miles_core::plugin::{Quantizer, Support};
 use miles_core::{Error, Result, registry};
@@ -44,7 +44,7 @@ impl CpuQuantizer {
     /// Every format that this quantizer does.
     #[must_use]
     pub fn formats(&self) -> Vec<FormatId> {
-        let mut formats = vec![FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
+        let mut formats: Vec<FormatId> = builtin_rules().map(FormatRule::id).collect();
         for rule in &self.rules {
             let id = rule.id();
             if !formats.contains(&id) {
@@ -91,14 +91,15 @@ impl CpuQuantizer {
         spec: &QuantizeSpec,
         rows_per_task: usize,
     ) -> Result<QuantizedTensor, FormatError> {
-        let cols = source.cols();
-        let quantize_band = |values: &[f32]| {
-            let band = Source::new(values, values.len() / cols, cols, source.dtype(), source.name())?;
-            rule.quantize(&band, spec)
+        let quantize_band = |band: usize| {
+            let first = band * rows_per_task;
+            rule.quantize(&source.row_range(first..source.rows().min(first + rows_per_task)), spec)
         };
-        let bands: Vec<QuantizedTensor> = self.compute.pool().install(|| {
-            source.values().par_chunks(rows_per_task * cols).map(quantize_band).collect::<Result<_, FormatError>>()
-        })?;
+        let bands = 0..source.rows().div_ceil(rows_per_task);
+        let bands: Vec<QuantizedTensor> = self
+            .compute
+            .pool()
+            .install(|| bands.into_par_iter().map(quantize_band).collect::<Result<_, FormatError>>())?;
         QuantizedTensor::from_parts(rule, source.name(), join(source, spec, &bands))
     }
 }
@@ -142,8 +143,8 @@ fn band_rows(spec: &QuantizeSpec) -> Option<usize> {
     }
     match (spec.format.as_str(), spec.operand, spec.scope) {
         ("nvfp4", _, ScaleScope::Row) | ("mxfp8", ..) => Some(1),
-        ("fp8-block" | "fp8-block/pow2-scales", Operand::Activation, _) => Some(1),
-        ("fp8-block" | "fp8-block/pow2-scales", Operand::Weight, _) => Some(fp8_block::BLOCK),
+        ("fp8-block" | "fp8-block/power-of-two", Operand::Activation, _) => Some(1),
+        ("fp8-block" | "fp8-block/power-of-two", Operand::Weight, _) => Some(fp8_block::BLOCK),
         _ => None,
     }
 }
@@ -266,6 +267,7 @@ mod tests {
                 operand: spec.operand,
                 axis: spec.axis,
                 scope: spec.scope,
+                partition: spec.partition,
                 rows: source.rows(),
                 cols: source.cols(),
                 codes: vec![0; layout.codes_bytes],

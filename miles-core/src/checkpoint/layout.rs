@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::error::CheckpointError;
 use crate::format::{
-    Axis, BlockScales, FormatError, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleScope,
-    builtin_rule,
+    Axis, BlockScales, FormatError, FormatRule, Operand, Partition, QuantizeSpec, QuantizedParts, QuantizedTensor,
+    ScaleScope, builtin_rule,
 };
 use crate::model::huggingface::StoredLayout;
 
@@ -89,6 +89,7 @@ pub(super) fn assemble(
         operand: Operand::Weight,
         axis: Axis::Row,
         scope: ScaleScope::Tensor,
+        partition: Partition::WHOLE,
         rows,
         cols,
         codes,

@@ -5,7 +5,7 @@
 //!
 //! The layout is documented at [`QuantizedTensor::canonical_bytes`](super::QuantizedTensor::canonical_bytes).
 
-use super::{Axis, BlockScales, Operand, QuantizedParts};
+use super::{Axis, BlockScales, Cut, Operand, QuantizedParts};
 
 /// Length of the header.
 pub(super) const HEADER_BYTES: usize = 56;
@@ -27,6 +27,13 @@ fn header(parts: &QuantizedParts) -> [u8; HEADER_BYTES] {
     header[8] = u8::from(parts.operand == Operand::Weight);
     header[9] = u8::from(parts.axis == Axis::Column);
     header[10] = u8::from(matches!(parts.scales, BlockScales::F32(_)));
+    let partition = parts.partition;
+    if !partition.is_whole() {
+        header[11] = if partition.cut() == Cut::Rows { 1 } else { 2 };
+        header[12..14].copy_from_slice(&partition.shards().to_le_bytes());
+        let shard = partition.shard_index().map_or(0, |index| index + 1);
+        header[14..16].copy_from_slice(&shard.to_le_bytes());
+    }
     let counts = [parts.rows, parts.cols, parts.codes.len(), parts.scales.len(), parts.outer.len()];
     for (slot, count) in header[16..].chunks_exact_mut(8).zip(counts) {
         slot.copy_from_slice(&(count as u64).to_le_bytes());

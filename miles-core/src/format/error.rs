@@ -1,6 +1,6 @@
 //! [`FormatError`]: what can be wrong with a source, with quantized parts, or with a request.
 
-use super::{Axis, FormatId, ScaleKind};
+use super::{Axis, FormatId, Partition, ScaleKind, ScaleScope, id};
 
 /// Why a tensor cannot be quantized, assembled, decoded or laid out.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -75,12 +75,12 @@ pub enum FormatError {
         requested: FormatId,
     },
     /// No built-in rule has this name; the caller has to pass the rule.
-    #[error("format {format} is not built in (built in: {})", known.join(", "))]
+    #[error("format {format} is not built in (built in: {})", id::join(known))]
     UnknownFormat {
         /// The name.
         format: FormatId,
         /// The built-in names.
-        known: Vec<&'static str>,
+        known: Vec<FormatId>,
     },
     /// A text cannot name a format.
     #[error("{name:?} cannot name a format: {why}")]
@@ -101,6 +101,41 @@ pub enum FormatError {
         expected: usize,
         /// Columns found.
         found: usize,
+    },
+    /// A matrix cut into 0 shards.
+    #[error("a matrix cannot be cut into 0 shards")]
+    NoShards,
+    /// A shard number beyond the cut.
+    #[error("there is no shard {shard} of {shards}")]
+    NoSuchShard {
+        /// The number asked for.
+        shard: u16,
+        /// Number of shards.
+        shards: u16,
+    },
+    /// The cut does not give equal shards of whole blocks.
+    #[error(
+        "format {format}: {length} along the cut of partition {partition} are not equal shards of blocks of {block}"
+    )]
+    UnevenShards {
+        /// The format.
+        format: FormatId,
+        /// The cut.
+        partition: Partition,
+        /// Length of the tensor along the cut.
+        length: usize,
+        /// Length of one block along the cut.
+        block: usize,
+    },
+    /// The format's scales cannot have this extent.
+    #[error("format {format} has no scale per {scope}: {why}")]
+    Scope {
+        /// The format.
+        format: FormatId,
+        /// The extent asked for.
+        scope: ScaleScope,
+        /// The rule it breaks.
+        why: &'static str,
     },
     /// A part of a quantized tensor has the wrong number of elements.
     #[error("tensor {tensor} ({format}): {part} has {found} elements, expected {expected}")]

@@ -9,7 +9,7 @@
 //! q_i       = e4m3(x_i * scale)
 //! ```
 //!
-//! The variant `fp8-block/pow2-scales` first rounds `scale` down to a power of two. The column copy is stored
+//! The variant `fp8-block/power-of-two` first rounds `scale` down to a power of two. The column copy is stored
 //! transposed: for activations it is the 1x128 quantization of the transpose, for weights the same tiles turned.
 
 use super::amax::raise_magnitudes;
@@ -43,7 +43,7 @@ pub struct Fp8Block {
 impl Fp8Block {
     /// The format `fp8-block`.
     pub const FP32_SCALES: Self = Self { rounding: ScaleRounding::Fp32 };
-    /// The format `fp8-block/pow2-scales`.
+    /// The format `fp8-block/power-of-two`.
     pub const POW2_SCALES: Self = Self { rounding: ScaleRounding::PowerOfTwo };
 
     /// How this rule rounds the encode scale.
@@ -124,7 +124,8 @@ impl Fp8Block {
         let mut codes = vec![0; rows * cols];
         let mut scales = vec![0.0; tile_rows * tile_cols];
         let group = (BLOCK * cols).max(1);
-        let groups = source.values().chunks(group).zip(codes.chunks_mut(group));
+        let values = source.values();
+        let groups = values.chunks(group).zip(codes.chunks_mut(group));
         for ((values, group_codes), scale_row) in groups.zip(scales.chunks_mut(tile_cols.max(1))) {
             self.quantize_tile_row(values, cols, source.dtype(), group_codes, scale_row);
         }
@@ -148,8 +149,8 @@ impl Fp8Block {
             self.quantize_row(values, source.dtype(), line_codes, &mut scales[line * blocks..][..blocks]);
         };
         match axis {
-            Axis::Row => for_each_row(source.values(), rows, cols, quantize_line),
-            Axis::Column => for_each_column(source.values(), rows, cols, quantize_line),
+            Axis::Row => for_each_row(&source.values(), rows, cols, quantize_line),
+            Axis::Column => for_each_column(&source.values(), rows, cols, quantize_line),
         }
         (codes, scales)
     }
@@ -166,6 +167,12 @@ impl FormatRule for Fp8Block {
     fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
         let format = self.id();
         check_format(&format, &spec.format)?;
+        let block = match (spec.operand, spec.axis) {
+            (Operand::Weight, _) => (BLOCK, BLOCK),
+            (Operand::Activation, Axis::Row) => (1, BLOCK),
+            (Operand::Activation, Axis::Column) => (BLOCK, 1),
+        };
+        spec.partition.check(&format, (rows, cols), block)?;
         let Some(codes_bytes) = rows.checked_mul(cols) else {
             return Err(FormatError::TooLarge { format, rows, cols });
         };
@@ -222,6 +229,8 @@ impl FormatRule for Fp8Block {
         })
     }
 }
+
+pub(super) const RULES: &[&dyn FormatRule] = &[&Fp8Block::FP32_SCALES, &Fp8Block::POW2_SCALES];
 
 const BF16_MAX_BITS: u16 = 0x7F7F;
 const EXPONENT_BITS: u32 = 0xFF80_0000;

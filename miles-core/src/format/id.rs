@@ -12,7 +12,7 @@ use super::FormatError;
 /// The name of a format, for example `nvfp4`. Cheap to clone.
 ///
 /// The name is part of a tensor's digest, so two formats whose bytes can differ need two names; a variant of a
-/// format is named after it, as `fp8-block/pow2-scales`.
+/// format is named after it, as `fp8-block/power-of-two`.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct FormatId(Repr);
@@ -27,25 +27,37 @@ impl FormatId {
     /// E2M1 codes, blocks of 16 with E4M3 scales, FP32 outer scales.
     #[must_use]
     pub const fn nvfp4() -> Self {
-        Self(Repr::Builtin("nvfp4"))
+        Self::builtin("nvfp4")
     }
 
     /// E4M3 codes, blocks of 32 with E8M0 scales.
     #[must_use]
     pub const fn mxfp8() -> Self {
-        Self(Repr::Builtin("mxfp8"))
+        Self::builtin("mxfp8")
     }
 
     /// E4M3 codes, 1x128 or 128x128 blocks with FP32 scales.
     #[must_use]
     pub const fn fp8_block() -> Self {
-        Self(Repr::Builtin("fp8-block"))
+        Self::builtin("fp8-block")
     }
 
-    /// The variant of `fp8-block` whose scales are rounded to powers of two.
+    /// The variant of `fp8-block` whose encode scales are rounded down to powers of two.
     #[must_use]
     pub const fn fp8_block_pow2() -> Self {
-        Self(Repr::Builtin("fp8-block/pow2-scales"))
+        Self::builtin("fp8-block/power-of-two")
+    }
+
+    /// The name of a built-in variant.
+    pub(super) const fn builtin(name: &'static str) -> Self {
+        Self(Repr::Builtin(name))
+    }
+
+    /// The name without its variants: `nvfp4` of `nvfp4/te-2.13`.
+    #[must_use]
+    pub fn family(&self) -> &str {
+        let name = self.as_str();
+        name.split_once('/').map_or(name, |(family, _)| family)
     }
 
     /// Names a format, built in or a user's own.
@@ -135,4 +147,9 @@ impl TryFrom<String> for FormatId {
     fn try_from(name: String) -> Result<Self, Self::Error> {
         Self::new(&name)
     }
+}
+
+/// Names in a list for people.
+pub(super) fn join(ids: &[FormatId]) -> String {
+    ids.iter().map(FormatId::as_str).collect::<Vec<_>>().join(", ")
 }

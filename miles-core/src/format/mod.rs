@@ -6,7 +6,7 @@
 //! ```text
 //! Source (f32 values, dtype, name)  --FormatRule-->  QuantizedTensor  --> canonical bytes --> Digest
 //!   + QuantizeSpec                                    codes, block scales,
-//!     (operand, axis, scope, non-finite)              outer scales, amax
+//!     (operand, axis, scope, partition, ...)          outer scales, amax
 //! ```
 //!
 //! | format | rule | element | block | block scale | outer scale |
@@ -24,6 +24,7 @@ mod canonical;
 mod error;
 mod id;
 mod lines;
+mod partition;
 mod parts;
 mod quantized;
 mod rule;
@@ -41,8 +42,9 @@ pub use fp8_block::Fp8Block;
 pub use id::FormatId;
 pub use mxfp8::Mxfp8;
 pub use nvfp4::Nvfp4;
+pub use partition::{Cut, Partition};
 pub use parts::{BlockScales, QuantizedParts};
 pub use quantized::QuantizedTensor;
-pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule};
-pub use source::{Source, SourceDtype};
+pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
+pub use source::{Source, SourceDtype, SourceValues};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};

@@ -85,6 +85,11 @@ impl FormatRule for Mxfp8 {
     fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
         let format = self.id();
         check_format(&format, &spec.format)?;
+        let block = match spec.axis {
+            Axis::Row => (1, BLOCK),
+            Axis::Column => (BLOCK, 1),
+        };
+        spec.partition.check(&format, (rows, cols), block)?;
         let Some(codes_bytes) = rows.checked_mul(cols) else {
             return Err(FormatError::TooLarge { format, rows, cols });
         };
@@ -109,7 +114,8 @@ impl FormatRule for Mxfp8 {
             Axis::Column => BLOCK,
         };
         let group = (rows_per_scale_row * cols).max(1);
-        let groups = source.values().chunks(group).zip(codes.chunks_mut(group));
+        let values = source.values();
+        let groups = values.chunks(group).zip(codes.chunks_mut(group));
         for ((values, group_codes), scale_row) in groups.zip(scales.chunks_mut(layout.scale_cols.max(1))) {
             match spec.axis {
                 Axis::Row => quantize_row(values, group_codes, scale_row),
@@ -148,6 +154,8 @@ impl FormatRule for Mxfp8 {
         Ok(values)
     }
 }
+
+pub(super) const RULES: &[&dyn FormatRule] = &[&Mxfp8];
 
 const LARGEST_RECIPROCAL: f32 = f32::from_bits(0x3B12_4925);
 

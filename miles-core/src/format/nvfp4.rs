@@ -152,7 +152,11 @@ impl FormatRule for Nvfp4 {
         };
         let outer_len = match spec.scope {
             ScaleScope::Row => lines,
-            ScaleScope::Tensor => 1,
+            ScaleScope::Tensor | ScaleScope::Group | ScaleScope::Expert => 1,
+            ScaleScope::Block => {
+                let why = "its block scales are relative to an outer scale";
+                return Err(FormatError::Scope { format, scope: spec.scope, why });
+            }
         };
         Ok(TensorLayout {
             codes_bytes,
@@ -167,7 +171,7 @@ impl FormatRule for Nvfp4 {
     fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
         match spec.scope {
             ScaleScope::Row => quantize_source(source, spec, None),
-            ScaleScope::Tensor => quantize_source(source, spec, Some(abs_max(source.values()))),
+            _ => quantize_source(source, spec, Some(abs_max(&source.values()))),
         }
     }
 
@@ -175,9 +179,7 @@ impl FormatRule for Nvfp4 {
         check_joint_widths(sources)?;
         let amax = match spec.scope {
             ScaleScope::Row => None,
-            ScaleScope::Tensor => {
-                Some(sources.iter().fold(0.0, |amax: f32, source| amax.max(abs_max(source.values()))))
-            }
+            _ => Some(sources.iter().fold(0.0, |amax: f32, source| amax.max(abs_max(&source.values())))),
         };
         sources.iter().map(|source| quantize_source(source, spec, amax)).collect()
     }
@@ -195,6 +197,8 @@ impl FormatRule for Nvfp4 {
         decode_blocks(tensor, |line, scale, code| code * (scale * of_line(amax, line) * LARGEST_RECIPROCAL))
     }
 }
+
+pub(super) const RULES: &[&dyn FormatRule] = &[&Nvfp4];
 
 const LARGEST: f32 = 2688.0;
 const LARGEST_RECIPROCAL: f32 = f32::from_bits(0x39C3_0C31);
@@ -237,8 +241,8 @@ fn quantize_source(
         }
     };
     match spec.axis {
-        Axis::Row => for_each_row(source.values(), rows, cols, quantize_line),
-        Axis::Column => for_each_column(source.values(), rows, cols, quantize_line),
+        Axis::Row => for_each_row(&source.values(), rows, cols, quantize_line),
+        Axis::Column => for_each_column(&source.values(), rows, cols, quantize_line),
     }
     let (outer, amax) = match &shared {
         Some(shared) => (vec![shared.tensor_decode()], vec![shared.amax]),

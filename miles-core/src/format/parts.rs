@@ -1,6 +1,8 @@
 //! [`QuantizedParts`]: the loose parts of a quantized tensor, and the checks that make them one.
 
-use super::{Axis, FormatError, FormatId, Operand, QuantizeSpec, ScaleKind, ScaleScope, Source, TensorLayout};
+use super::{
+    Axis, FormatError, FormatId, Operand, Partition, QuantizeSpec, ScaleKind, ScaleScope, Source, TensorLayout,
+};
 use crate::number;
 
 /// Block scales in the storage of their format.
@@ -23,6 +25,8 @@ pub struct QuantizedParts {
     pub axis: Axis,
     /// The extent of one outer scale.
     pub scope: ScaleScope,
+    /// The cut into shards.
+    pub partition: Partition,
     /// Rows of the source.
     pub rows: usize,
     /// Columns of the source.
@@ -46,6 +50,7 @@ impl QuantizedParts {
             operand: spec.operand,
             axis: spec.axis,
             scope: spec.scope,
+            partition: spec.partition,
             rows: source.rows(),
             cols: source.cols(),
             codes,
@@ -61,7 +66,7 @@ impl QuantizedParts {
             Operand::Activation => QuantizeSpec::activation(self.format.clone()),
             Operand::Weight => QuantizeSpec::weight(self.format.clone()),
         };
-        spec.with_axis(self.axis).with_scope(self.scope)
+        spec.with_axis(self.axis).with_scope(self.scope).with_partition(self.partition)
     }
 
     /// Refuses parts that do not fit `layout`, and scales that no quantizer may emit.

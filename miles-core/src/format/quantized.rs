@@ -6,7 +6,9 @@ use half::bf16;
 
 use super::canonical::{HEADER_BYTES, visit_canonical};
 use super::rule::known_or_error;
-use super::{Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizedParts, ScaleScope, TensorLayout};
+use super::{
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, Partition, QuantizedParts, ScaleScope, TensorLayout,
+};
 use crate::digest::Digest;
 use crate::number;
 
@@ -63,6 +65,12 @@ impl QuantizedTensor {
     #[must_use]
     pub fn scope(&self) -> ScaleScope {
         self.0.parts.scope
+    }
+
+    /// The cut into shards.
+    #[must_use]
+    pub fn partition(&self) -> Partition {
+        self.0.parts.partition
     }
 
     /// Rows of the source.
@@ -145,7 +153,8 @@ impl QuantizedTensor {
     ///      8     1  operand: 0 activation, 1 weight
     ///      9     1  axis: 0 row, 1 column
     ///     10     1  block scales: 0 one byte each, 1 f32
-    ///     11     5  zero
+    ///     11     1  cut: 0 whole, 1 rows, 2 columns
+    ///     12     4  number of shards and one more than the shard's number (0: all of them), u16 each; 0 for a whole
     ///     16    40  rows, cols, then the numbers of code bytes, block scales and outer scales, u64 each
     ///     56        codes, block scales, outer scales
     /// ```

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FormatError, FormatId, Fp8Block, Mxfp8, Nvfp4, QuantizeSpec, QuantizedTensor, Source};
+use super::{FormatError, FormatId, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4};
 
 /// The arithmetic of one format. Implement it to add a format of your own.
 ///
@@ -72,16 +72,21 @@ pub enum ScaleKind {
     F32,
 }
 
-/// The built-in rule of that name: `nvfp4`, `mxfp8`, `fp8-block` and `fp8-block/pow2-scales`.
+/// The built-in rule of that name.
 #[must_use]
 pub fn builtin_rule(format: &FormatId) -> Option<&'static dyn FormatRule> {
-    BUILTIN.iter().find(|(name, _)| *name == format.as_str()).map(|(_, rule)| *rule)
+    builtin_rules().find(|rule| rule.id() == *format)
+}
+
+/// Every built-in rule, each format's default before its variants.
+pub fn builtin_rules() -> impl Iterator<Item = &'static dyn FormatRule> {
+    BUILTIN.iter().flat_map(|rules| rules.iter().copied())
 }
 
 pub(super) fn known_or_error(format: &FormatId) -> Result<&'static dyn FormatRule, FormatError> {
     builtin_rule(format).ok_or_else(|| FormatError::UnknownFormat {
         format: format.clone(),
-        known: BUILTIN.iter().map(|(name, _)| *name).collect(),
+        known: builtin_rules().map(|rule| rule.id()).collect(),
     })
 }
 
@@ -120,9 +125,4 @@ impl fmt::Display for ScaleKind {
     }
 }
 
-static BUILTIN: [(&str, &dyn FormatRule); 4] = [
-    ("nvfp4", &Nvfp4),
-    ("mxfp8", &Mxfp8),
-    ("fp8-block", &Fp8Block::FP32_SCALES),
-    ("fp8-block/pow2-scales", &Fp8Block::POW2_SCALES),
-];
+static BUILTIN: [&[&dyn FormatRule]; 3] = [nvfp4::RULES, mxfp8::RULES, fp8_block::RULES];

@@ -1,11 +1,14 @@
 //! [`Source`]: the high-precision values that a quantization starts from.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::{FormatError, NonFinite};
 use crate::number::bf16;
 
-/// The precision that the source values were held in before they were widened to `f32`.
+/// The precision of the source values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceDtype {
@@ -15,7 +18,17 @@ pub enum SourceDtype {
     F32,
 }
 
-/// A borrowed row-major `[rows, cols]` tensor of `f32` values, ready to be quantized.
+/// The values of a [`Source`] as they lie in memory, row-major.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum SourceValues<'a> {
+    /// One `f32` each.
+    F32(&'a [f32]),
+    /// The two little-endian bytes of a BF16 each, at any alignment: a checkpoint's or a dense tensor's own bytes.
+    Bf16(&'a [[u8; 2]]),
+}
+
+/// A borrowed row-major `[rows, cols]` tensor of high-precision values, ready to be quantized.
 ///
 /// It can be made from high-precision values only, so codes cannot be quantized a second time:
 ///
@@ -27,7 +40,7 @@ pub enum SourceDtype {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
-    values: &'a [f32],
+    values: SourceValues<'a>,
     rows: usize,
     cols: usize,
     dtype: SourceDtype,
@@ -47,10 +60,8 @@ impl<'a> Source<'a> {
         dtype: SourceDtype,
         name: Option<&'a str>,
     ) -> Result<Self, FormatError> {
-        let source = Self { values, rows, cols, dtype, name };
-        if rows.checked_mul(cols) != Some(values.len()) {
-            return Err(FormatError::SourceLength { tensor: source.tensor_name(), rows, cols, found: values.len() });
-        }
+        let source = Self { values: SourceValues::F32(values), rows, cols, dtype, name };
+        source.check_length(values.len())?;
         if dtype == SourceDtype::Bf16
             && let Some(index) = values.iter().position(|&x| !bf16::is_exact(x))
         {
@@ -64,10 +75,43 @@ impl<'a> Source<'a> {
         Ok(source)
     }
 
-    /// The values, row-major.
+    /// Describes BF16 values, each the two bytes of its little-endian bits, as a row-major `[rows, cols]` tensor.
+    ///
+    /// # Errors
+    /// [`FormatError::SourceLength`] when there are not `rows * cols` values.
+    pub fn bf16(values: &'a [[u8; 2]], rows: usize, cols: usize, name: Option<&'a str>) -> Result<Self, FormatError> {
+        let source = Self { values: SourceValues::Bf16(values), rows, cols, dtype: SourceDtype::Bf16, name };
+        source.check_length(values.len())?;
+        Ok(source)
+    }
+
+    /// The values as they lie in memory, row-major.
     #[must_use]
-    pub const fn values(&self) -> &'a [f32] {
+    pub const fn storage(&self) -> SourceValues<'a> {
         self.values
+    }
+
+    /// The values as `f32`, row-major; BF16 is widened exactly.
+    #[must_use]
+    pub fn values(&self) -> Cow<'a, [f32]> {
+        match self.values {
+            SourceValues::F32(values) => Cow::Borrowed(values),
+            SourceValues::Bf16(values) => values.iter().map(|&pair| widen(pair)).collect(),
+        }
+    }
+
+    /// The same tensor cut down to some of its rows.
+    ///
+    /// # Panics
+    /// When `rows` reaches beyond the tensor.
+    #[must_use]
+    pub fn row_range(&self, rows: Range<usize>) -> Self {
+        let (count, elements) = (rows.len(), rows.start * self.cols..rows.end * self.cols);
+        let values = match self.values {
+            SourceValues::F32(values) => SourceValues::F32(&values[elements]),
+            SourceValues::Bf16(values) => SourceValues::Bf16(&values[elements]),
+        };
+        Self { values, rows: count, ..*self }
     }
 
     /// Number of rows.
@@ -103,7 +147,10 @@ impl<'a> Source<'a> {
     /// Number of NaN and infinite values.
     #[must_use]
     pub fn count_non_finite(&self) -> usize {
-        self.values.iter().filter(|x| !x.is_finite()).count()
+        match self.values {
+            SourceValues::F32(values) => values.iter().filter(|x| !x.is_finite()).count(),
+            SourceValues::Bf16(values) => values.iter().filter(|&&pair| !widen(pair).is_finite()).count(),
+        }
     }
 
     /// Applies the policy of `non_finite`; `block_of` maps (row, column) to the block's index within its line.
@@ -118,18 +165,26 @@ impl<'a> Source<'a> {
         if non_finite == NonFinite::Hardware {
             return Ok(());
         }
-        match self.values.iter().position(|x| !x.is_finite()) {
-            None => Ok(()),
-            Some(index) => {
-                let (row, column) = (index / self.cols, index % self.cols);
-                Err(FormatError::NonFinite {
-                    tensor: self.tensor_name(),
-                    row,
-                    column,
-                    block: block_of(row, column),
-                    value: self.values[index],
-                })
+        let first = match self.values {
+            SourceValues::F32(values) => values.iter().position(|x| !x.is_finite()).map(|at| (at, values[at])),
+            SourceValues::Bf16(values) => {
+                values.iter().position(|&pair| !widen(pair).is_finite()).map(|at| (at, widen(values[at])))
             }
-        }
+        };
+        let Some((index, value)) = first else { return Ok(()) };
+        let (row, column) = (index / self.cols, index % self.cols);
+        Err(FormatError::NonFinite { tensor: self.tensor_name(), row, column, block: block_of(row, column), value })
     }
+
+    fn check_length(&self, found: usize) -> Result<(), FormatError> {
+        let (rows, cols) = (self.rows, self.cols);
+        if rows.checked_mul(cols) == Some(found) {
+            return Ok(());
+        }
+        Err(FormatError::SourceLength { tensor: self.tensor_name(), rows, cols, found })
+    }
+}
+
+fn widen(pair: [u8; 2]) -> f32 {
+    bf16::decode(u16::from_le_bytes(pair))
 }

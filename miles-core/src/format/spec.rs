@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::FormatId;
+use super::{FormatId, Partition};
 
 /// Which operand of a linear operation the tensor is. Decides the tile shape of `fp8-block`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -27,16 +27,32 @@ pub enum Axis {
     Column,
 }
 
-/// How much of the tensor one outer scale covers. Formats without outer scales ignore it.
+/// How much one outer scale covers. Block scales are finer and always there; a format without outer scales has
+/// nothing else, whatever the scope.
+///
+/// | scope | one outer scale for | decode scale of all zeros |
+/// |---|---|---|
+/// | `Block` | nothing: block scales alone | |
+/// | `Row` | one line: a row for [`Axis::Row`] (a token), a column for [`Axis::Column`] | 0 |
+/// | `Tensor` | one tensor, all its experts included where it is a stack | `1 / f32::MAX` |
+/// | `Group` | tensors that one product reads side by side (gate and up), per expert in a stack | `1 / f32::MAX` |
+/// | `Expert` | one expert's matrix of a stack, gate and up apart | `1 / f32::MAX` |
+///
+/// A rule sees matrices: those it is given together share one outer scale unless the scope is `Row`. Which matrices are
+/// given together is what `Tensor`, `Group` and `Expert` decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScaleScope {
-    /// One outer scale per quantized line: a row for [`Axis::Row`], a column for [`Axis::Column`]. The decode scale
-    /// of an all-zero line is 0.
+    /// No outer scale.
+    Block,
+    /// One per quantized line.
     Row,
-    /// One outer scale for the tensor, or for all tensors of a joint quantization. The decode scale of an all-zero
-    /// tensor is `1 / f32::MAX`.
+    /// One per tensor.
     Tensor,
+    /// One per group of tensors.
+    Group,
+    /// One per expert and tensor.
+    Expert,
 }
 
 /// What happens to NaN and infinity in the source.
@@ -64,6 +80,9 @@ pub struct QuantizeSpec {
     pub scope: ScaleScope,
     /// The treatment of NaN and infinity.
     pub non_finite: NonFinite,
+    /// The cut into shards with outer scales of their own.
+    #[serde(default, skip_serializing_if = "is_whole")]
+    pub partition: Partition,
 }
 
 impl QuantizeSpec {
@@ -77,6 +96,7 @@ impl QuantizeSpec {
             axis: Axis::Row,
             scope: ScaleScope::Row,
             non_finite: NonFinite::Hardware,
+            partition: Partition::WHOLE,
         }
     }
 
@@ -90,6 +110,7 @@ impl QuantizeSpec {
             axis: Axis::Row,
             scope: ScaleScope::Tensor,
             non_finite: NonFinite::Error,
+            partition: Partition::WHOLE,
         }
     }
 
@@ -110,6 +131,16 @@ impl QuantizeSpec {
     pub fn with_non_finite(self, non_finite: NonFinite) -> Self {
         Self { non_finite, ..self }
     }
+
+    /// The same with another cut into shards.
+    #[must_use]
+    pub fn with_partition(self, partition: Partition) -> Self {
+        Self { partition, ..self }
+    }
+}
+
+fn is_whole(partition: &Partition) -> bool {
+    partition.is_whole()
 }
 
 impl fmt::Display for Axis {
@@ -117,6 +148,18 @@ impl fmt::Display for Axis {
         f.pad(match self {
             Self::Row => "row",
             Self::Column => "column",
+        })
+    }
+}
+
+impl fmt::Display for ScaleScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Block => "block",
+            Self::Row => "row",
+            Self::Tensor => "tensor",
+            Self::Group => "group",
+            Self::Expert => "expert",
         })
     }
 }

@@ -129,12 +129,11 @@ impl Maker<'_> {
         originals: &[DenseTensor],
         spec: &QuantizeSpec,
     ) -> Result<Vec<QuantizedTensor>> {
-        let values: Vec<Vec<f32>> = originals.iter().map(DenseTensor::to_f32).collect();
-        let mut sources = Vec::with_capacity(values.len());
-        for (&id, values) in members.iter().zip(&values) {
+        let mut sources = Vec::with_capacity(originals.len());
+        for (&id, original) in members.iter().zip(originals) {
             let parameter = self.network.parameter(id);
             let (rows, cols) = parameter.rows_cols();
-            sources.push(Source::new(values, rows, cols, SourceDtype::Bf16, Some(&parameter.name))?);
+            sources.push(Source::bf16(original.bytes().as_chunks().0, rows, cols, Some(&parameter.name))?);
         }
         self.quantizer.quantize(&sources, spec)
     }

@@ -1,7 +1,7 @@
 //! From a recipe and overrides to the sealed map.
 
 use super::{BackwardMode, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
-use crate::format::{FormatId, FormatRule, QuantizeSpec, builtin_rule};
+use crate::format::{FormatId, FormatRule, QuantizeSpec, builtin_rule, builtin_rules};
 use crate::network::{Network, Parameter, Role};
 use crate::registry;
 
@@ -89,8 +89,7 @@ fn check_fit(
 }
 
 fn unknown_format(format: &FormatId, rule: &Rule, formats: &[&dyn FormatRule]) -> PrecisionError {
-    let builtin = [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
-    let mut known: Vec<String> = builtin.iter().map(ToString::to_string).collect();
+    let mut known: Vec<String> = builtin_rules().map(|arithmetic| arithmetic.id().to_string()).collect();
     known.extend(formats.iter().map(|arithmetic| arithmetic.id().to_string()));
     known.extend(registry::format_names().into_iter().map(str::to_owned));
     PrecisionError::UnknownFormat { rule: rule.to_string(), format: format.to_string(), known }

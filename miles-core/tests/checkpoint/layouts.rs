@@ -130,7 +130,7 @@ fn the_list_of_modules_kept_is_complete() {
 #[test]
 fn power_of_two_scales_keep_their_own_format() {
     let checkpoint = open(&fixture("qwen3"));
-    let pow2: TensorFormat = "fp8-block/pow2-scales".parse().unwrap();
+    let pow2: TensorFormat = "fp8-block/power-of-two".parse().unwrap();
     let snapshot = quantized(&checkpoint, Recipe::Bf16, &[Rule::roles(&[Role::MlpDown], pow2.clone())]);
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("policy");

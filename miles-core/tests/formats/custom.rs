@@ -38,6 +38,7 @@ impl FormatRule for Int8PerRow {
             operand: spec.operand,
             axis: spec.axis,
             scope: spec.scope,
+            partition: spec.partition,
             rows: source.rows(),
             cols: source.cols(),
             codes,
@@ -69,6 +70,6 @@ fn a_users_rule_works_behind_the_trait_object() {
     let error = tensor.dequantize_f32().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "format int8-row is not built in (built in: nvfp4, mxfp8, fp8-block, fp8-block/pow2-scales)"
+        "format int8-row is not built in (built in: nvfp4, mxfp8, fp8-block, fp8-block/power-of-two)"
     );
 }
