@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod contract;
 pub mod training;
 
 use std::borrow::Cow;

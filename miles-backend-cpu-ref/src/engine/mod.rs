@@ -31,11 +31,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use miles_core::Result;
-use miles_core::network::Network;
+use miles_core::network::{Network, ParamId};
 use miles_core::plugin::{
     ActivationDtype, CancelToken, EngineOptions, GenerateRequest, Rollout, RolloutEngine, RolloutError,
 };
-use miles_core::policy::{PolicyStamp, Snapshot};
+use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 
 use crate::ops::Context;
 use batch::Batch;
@@ -142,6 +142,10 @@ impl RolloutEngine for CpuEngine {
         sampler::check_sampling(&request.sampling, self.network.config.vocab_size)?;
         generate::check_prompts(request, &self.network, self.context_tokens)?;
         Generation::new(&policy, request, self.limits).run(cancel)
+    }
+
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        self.policy()?.operand(id)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use miles_core::network::{self, Network};
+use miles_core::network::{self, Network, ParamId};
 use miles_core::plugin::{ActivationDtype, Support};
 use miles_core::policy::{PolicyError, PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::{Error, Result};
@@ -40,6 +40,11 @@ impl LoadedPolicy {
 
     pub(super) fn stamp(&self) -> PolicyStamp {
         self.weights.stamp()
+    }
+
+    /// A tensor as the engine multiplies it.
+    pub(super) fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        self.weights.operand(id)
     }
 
     pub(super) fn network(&self) -> &Network {

@@ -42,5 +42,6 @@ mod source;
 mod split;
 #[cfg(test)]
 mod testing;
+pub mod unpack;
 
 pub use compute::{Compute, Isa};

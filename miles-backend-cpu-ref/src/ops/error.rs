@@ -34,6 +34,12 @@ pub enum OperationError {
         /// What it was used as.
         used_as: &'static str,
     },
+    /// Rows of one 128x128 tile of a packed weight carry different scales.
+    #[error("tensor `{tensor}`: rows of one packed tile have different scales")]
+    TornTile {
+        /// Tensor.
+        tensor: String,
+    },
     /// The operating system refused worker threads.
     #[error("cannot start {threads} worker threads: {why}")]
     Threads {

@@ -23,6 +23,7 @@ pub mod linear;
 pub mod linear_backward;
 pub mod logprob;
 pub mod norm;
+mod operand;
 pub mod residual;
 pub mod rope;
 pub mod rounding;

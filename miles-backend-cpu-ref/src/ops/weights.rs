@@ -33,7 +33,7 @@ pub struct PolicyWeights {
 
 /// One tensor in the form that its operations read.
 #[derive(Debug)]
-enum Prepared {
+pub(super) enum Prepared {
     Vector(Vec<f32>),
     Matrix(Matrix),
     Table(Table),
@@ -105,6 +105,11 @@ impl PolicyWeights {
     #[must_use]
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
+    }
+
+    /// A tensor in the form that its operations read.
+    pub(super) fn prepared(&self, id: ParamId) -> &Prepared {
+        &self.prepared[id.index()]
     }
 
     /// A norm weight or bias.

@@ -23,12 +23,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use miles_core::Result;
-use miles_core::network::{Network, forward};
+use miles_core::network::{Network, ParamId, forward};
 use miles_core::plugin::{
     BatchTotals, Loss, LossInput, Quantizer, SampleScores, ScoredPolicy, TrainBatch, TrainError, Trainer,
     TrainerInputs, TrainerOptions, UpdateReport,
 };
-use miles_core::policy::{PolicyContext, PolicyError, Snapshot, quantize_policy};
+use miles_core::policy::{PolicyContext, PolicyError, PolicyTensor, Snapshot, quantize_policy};
 use miles_core::precision::{PrecisionMap, TensorFormat};
 
 pub use backward::BackwardPass;
@@ -214,5 +214,10 @@ impl Trainer for CpuTrainer {
         state::restore(directory, &self.network, &mut self.masters, &mut self.optimizer)?;
         self.current = None;
         Ok(())
+    }
+
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        let unpublished = TrainError::Unpublished { operation: "operand" };
+        self.current.as_ref().ok_or(unpublished)?.operand(id)
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
-use crate::policy::{PolicyStamp, PolicyVersion, Snapshot};
+use crate::network::ParamId;
+use crate::policy::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
+use crate::{Error, Result};
 
 /// Samples groups of completions from one loaded policy version.
 #[async_trait]
@@ -28,6 +29,25 @@ pub trait RolloutEngine: Send + Sync {
     /// # Errors
     /// If nothing is loaded, or a prompt does not fit the context.
     async fn generate(&self, request: &GenerateRequest, cancel: &CancelToken) -> Result<Rollout>;
+
+    /// One tensor of the live version as the engine multiplies it, read back from wherever it lies (packed, swizzled, on
+    /// a device): codes and scales, or the decoded F32 values where the format is emulated.
+    ///
+    /// # Errors
+    /// `Unsupported` unless the engine overrides it; if nothing is loaded.
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        let _ = id;
+        Err(operand_unsupported("rollout engine"))
+    }
+}
+
+/// The answer of a part that cannot show its operands.
+pub(super) fn operand_unsupported(part: &str) -> Error {
+    Error::Unsupported {
+        operation: "reading an operand back".to_owned(),
+        backend: part.to_owned(),
+        why: "it does not override `operand`".to_owned(),
+    }
 }
 
 /// How tokens are drawn.

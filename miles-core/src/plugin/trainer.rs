@@ -6,8 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Loss;
+use super::rollout::operand_unsupported;
 use crate::Result;
-use crate::policy::{PolicyContext, PolicyStamp, Snapshot};
+use crate::network::ParamId;
+use crate::policy::{PolicyContext, PolicyStamp, PolicyTensor, Snapshot};
 
 /// Trains the master weights of one policy.
 ///
@@ -46,6 +48,16 @@ pub trait Trainer: Send {
     /// # Errors
     /// If a file is missing or does not fit the network.
     fn restore(&mut self, directory: &Path) -> Result<()>;
+
+    /// One tensor of the current version as the forward pass multiplies it, read back from wherever it lies (packed,
+    /// swizzled, on a device): codes and scales, or the decoded F32 values where the format is emulated.
+    ///
+    /// # Errors
+    /// `Unsupported` unless the trainer overrides it; if no version is published.
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        let _ = id;
+        Err(operand_unsupported("trainer"))
+    }
 }
 
 /// Number type of activations and of what the recipe calls BF16.
