@@ -56,6 +56,18 @@ pub enum FormatError {
         /// Columns of the tensor.
         cols: usize,
     },
+    /// A tensor claims more rows or columns than any tensor has, which it can only do by having no elements.
+    #[error("tensor {tensor}: [{rows}, {cols}] has more than {limit} rows or columns")]
+    Extent {
+        /// The tensor's name.
+        tensor: String,
+        /// Rows of the tensor.
+        rows: usize,
+        /// Columns of the tensor.
+        cols: usize,
+        /// The most of either.
+        limit: usize,
+    },
     /// The size of a buffer does not fit in `usize`.
     #[error("format {format}: a [{rows}, {cols}] tensor is too large to address")]
     TooLarge {
@@ -198,6 +210,18 @@ pub enum FormatError {
         index: usize,
         /// The value.
         value: f32,
+    },
+    /// A scale matrix claims more rows or blocks than any tensor has.
+    #[error("{layout} scale buffer of [{rows}, {blocks}] has more than {limit} rows or blocks")]
+    ScaleExtent {
+        /// Name of the layout.
+        layout: &'static str,
+        /// Scale rows.
+        rows: usize,
+        /// Scales per row.
+        blocks: usize,
+        /// The most of either.
+        limit: usize,
     },
     /// A scale buffer has the wrong number of elements for the layout conversion asked for.
     #[error("{layout} scale buffer of [{rows}, {blocks}] has {found} elements, expected {expected}")]

@@ -10,7 +10,7 @@
 //! tiles are row-major over ceil(rows / tile rows) x ceil(blocks / 4)
 //! ```
 
-use super::FormatError;
+use super::{FormatError, MAX_EXTENT};
 
 /// Where the one-byte scale of (row, block) stands in a buffer.
 ///
@@ -53,8 +53,9 @@ impl ScaleLayout {
     /// Lays a row-major `[rows, blocks]` scale matrix out, padding with zeros.
     ///
     /// # Errors
-    /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
     pub fn swizzle(self, scales: &[u8], rows: usize, blocks: usize) -> Result<Vec<u8>, FormatError> {
+        check_extents(self.name(), rows, blocks)?;
         check_length(Self::Linear.name(), rows, blocks, rows * blocks, scales.len())?;
         let mut buffer = vec![0; self.buffer_bytes(rows, blocks)];
         for (index, &scale) in scales.iter().enumerate() {
@@ -66,8 +67,9 @@ impl ScaleLayout {
     /// Reads the row-major `[rows, blocks]` scale matrix back; whatever stands in the padding is ignored.
     ///
     /// # Errors
-    /// [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_bytes`](Self::buffer_bytes) bytes.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_bytes`](Self::buffer_bytes) bytes.
     pub fn unswizzle(self, buffer: &[u8], rows: usize, blocks: usize) -> Result<Vec<u8>, FormatError> {
+        check_extents(self.name(), rows, blocks)?;
         check_length(self.name(), rows, blocks, self.buffer_bytes(rows, blocks), buffer.len())?;
         Ok((0..rows * blocks).map(|index| buffer[self.offset(index / blocks, index % blocks, blocks)]).collect())
     }
@@ -112,8 +114,9 @@ impl GemmScales {
     /// Lays a row-major `[rows, blocks]` scale matrix out, padding with zeros.
     ///
     /// # Errors
-    /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
     pub fn arrange(self, scales: &[f32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
+        check_extents(self.name(), rows, blocks)?;
         check_length("compact", rows, blocks, rows * blocks, scales.len())?;
         let mut buffer = vec![0.0; self.buffer_len(rows, blocks)];
         for (index, &scale) in scales.iter().enumerate() {
@@ -125,8 +128,9 @@ impl GemmScales {
     /// Reads the row-major `[rows, blocks]` scale matrix back; whatever stands in the padding is ignored.
     ///
     /// # Errors
-    /// [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_len`](Self::buffer_len) elements.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_len`](Self::buffer_len) elements.
     pub fn compact(self, buffer: &[f32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
+        check_extents(self.name(), rows, blocks)?;
         check_length(self.name(), rows, blocks, self.buffer_len(rows, blocks), buffer.len())?;
         Ok((0..rows * blocks).map(|index| buffer[self.offset(index / blocks, index % blocks, rows, blocks)]).collect())
     }
@@ -150,4 +154,12 @@ fn check_length(
         return Ok(());
     }
     Err(FormatError::ScaleBufferLength { layout, rows, blocks, expected, found })
+}
+
+/// Refuses sizes whose product could not be addressed, before anything is multiplied.
+fn check_extents(layout: &'static str, rows: usize, blocks: usize) -> Result<(), FormatError> {
+    if rows <= MAX_EXTENT && blocks <= MAX_EXTENT {
+        return Ok(());
+    }
+    Err(FormatError::ScaleExtent { layout, rows, blocks, limit: MAX_EXTENT })
 }

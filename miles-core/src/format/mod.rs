@@ -36,6 +36,10 @@ pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
 
+/// Most rows, and most columns, of a tensor. Far above every model; sizes up to it can be multiplied without overflow,
+/// and a tensor that claims more while it holds no element is refused before anyone loops over its rows.
+pub const MAX_EXTENT: usize = 1 << 28;
+
 pub use amax::abs_max;
 pub use error::FormatError;
 pub use fp8_block::Fp8Block;

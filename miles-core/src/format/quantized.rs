@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::canonical::{HEADER_BYTES, visit_canonical};
-use super::rule::known_or_error;
+use super::rule::{check_extents, known_or_error};
 use super::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, Partition, QuantizedParts, ScaleScope, TensorLayout,
 };
@@ -30,10 +30,13 @@ impl QuantizedTensor {
     /// # Errors
     /// [`FormatError::FormatMismatch`] when the parts name another format; [`FormatError::PartLength`] and
     /// [`FormatError::ScaleStorage`] when a part does not fit the format's layout; [`FormatError::NanScale`],
-    /// [`FormatError::NonFiniteScale`] and [`FormatError::BadOuter`] for scales that no quantizer may emit.
+    /// [`FormatError::NonFiniteScale`] and [`FormatError::BadOuter`] for scales that no quantizer may emit;
+    /// [`FormatError::Extent`] beyond [`MAX_EXTENT`](super::MAX_EXTENT) rows or columns.
     pub fn from_parts(rule: &dyn FormatRule, name: Option<&str>, parts: QuantizedParts) -> Result<Self, FormatError> {
+        let name = name.unwrap_or("<unnamed>");
+        check_extents(name, parts.rows, parts.cols)?;
         let layout = rule.layout(parts.rows, parts.cols, &parts.spec())?;
-        parts.check(&layout, name.unwrap_or("<unnamed>"))?;
+        parts.check(&layout, name)?;
         Ok(Self(Arc::new(Inner { parts, layout })))
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FormatError, FormatId, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4};
+use super::{FormatError, FormatId, MAX_EXTENT, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4};
 
 /// The arithmetic of one format. Implement it to add a format of your own.
 ///
@@ -96,6 +96,14 @@ pub(super) fn check_format(rule: &FormatId, requested: &FormatId) -> Result<(), 
         return Ok(());
     }
     Err(FormatError::FormatMismatch { rule: rule.clone(), requested: requested.clone() })
+}
+
+/// Refuses sizes that only a tensor without elements could have.
+pub(super) fn check_extents(tensor: &str, rows: usize, cols: usize) -> Result<(), FormatError> {
+    if rows <= MAX_EXTENT && cols <= MAX_EXTENT {
+        return Ok(());
+    }
+    Err(FormatError::Extent { tensor: tensor.to_owned(), rows, cols, limit: MAX_EXTENT })
 }
 
 /// Refuses a joint quantization of tensors whose rows have different lengths.

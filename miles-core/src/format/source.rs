@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::rule::check_extents;
 use super::{FormatError, NonFinite};
 use crate::number::bf16;
 
@@ -52,7 +53,8 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// [`FormatError::SourceLength`] when there are not `rows * cols` values; [`FormatError::NotBf16`] when `dtype`
-    /// is [`SourceDtype::Bf16`] and a value has more precision than that.
+    /// is [`SourceDtype::Bf16`] and a value has more precision than that; [`FormatError::Extent`] beyond
+    /// [`MAX_EXTENT`](super::MAX_EXTENT) rows or columns.
     pub fn new(
         values: &'a [f32],
         rows: usize,
@@ -179,7 +181,7 @@ impl<'a> Source<'a> {
     fn check_length(&self, found: usize) -> Result<(), FormatError> {
         let (rows, cols) = (self.rows, self.cols);
         if rows.checked_mul(cols) == Some(found) {
-            return Ok(());
+            return check_extents(self.name.unwrap_or("<unnamed>"), rows, cols);
         }
         Err(FormatError::SourceLength { tensor: self.tensor_name(), rows, cols, found })
     }

@@ -1,7 +1,7 @@
 //! Scale layouts beyond the golden shapes: inverses, dirty padding, wrong lengths.
 
-use miles_core::format::FormatError;
 use miles_core::format::layout::{GemmScales, ScaleLayout};
+use miles_core::format::{FormatError, MAX_EXTENT};
 
 const SHAPES: [(usize, usize); 9] = [(0, 0), (0, 3), (3, 0), (1, 1), (7, 5), (8, 4), (127, 3), (128, 8), (131, 17)];
 
@@ -42,4 +42,26 @@ fn rejects_buffers_of_the_wrong_length() {
     assert!(ScaleLayout::Tile8x4.swizzle(&[0; 11], 3, 4).is_err());
     assert!(GemmScales::Block1x128.arrange(&[0.0; 11], 3, 4).is_err());
     assert!(GemmScales::Tile128x128.compact(&[0.0; 11], 3, 4).is_err());
+}
+
+#[test]
+fn rejects_sizes_whose_product_wraps_to_the_length_of_the_buffer() {
+    // Each product is 0 modulo 2^64, the length of the empty buffer that is given.
+    let half = 1 << (usize::BITS / 2);
+    for (rows, blocks) in [(half, half), (usize::MAX, 4), (4, usize::MAX), (usize::MAX, 0), (0, MAX_EXTENT + 1)] {
+        let refused = |result: Result<usize, FormatError>| {
+            let error = result.unwrap_err();
+            let named =
+                matches!(error, FormatError::ScaleExtent { rows: r, blocks: b, .. } if (r, b) == (rows, blocks));
+            assert!(named, "{error}");
+        };
+        for layout in [ScaleLayout::Linear, ScaleLayout::Tile128x4, ScaleLayout::Tile8x4] {
+            refused(layout.swizzle(&[], rows, blocks).map(|buffer| buffer.len()));
+            refused(layout.unswizzle(&[], rows, blocks).map(|scales| scales.len()));
+        }
+        for layout in [GemmScales::Block1x128, GemmScales::Tile128x128] {
+            refused(layout.arrange(&[], rows, blocks).map(|buffer| buffer.len()));
+            refused(layout.compact(&[], rows, blocks).map(|scales| scales.len()));
+        }
+    }
 }

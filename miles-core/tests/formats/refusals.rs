@@ -1,7 +1,8 @@
 //! Sources and requests that are refused, and what the errors name.
 
 use miles_core::format::{
-    Axis, FormatError, FormatId, FormatRule, Mxfp8, NonFinite, Nvfp4, QuantizeSpec, Source, SourceDtype, builtin_rule,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, MAX_EXTENT, Mxfp8, NonFinite, Nvfp4, Operand, Partition,
+    QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleScope, Source, SourceDtype, builtin_rule, builtin_rules,
 };
 
 use crate::sample::formats;
@@ -12,7 +13,34 @@ fn rejects_values_that_are_not_rows_times_cols() {
     assert_eq!(error, FormatError::SourceLength { tensor: "w".into(), rows: 2, cols: 3, found: 5 });
     assert_eq!(error.to_string(), "tensor w: 5 values cannot be [2, 3]");
     assert!(Source::new(&[], usize::MAX, 2, SourceDtype::F32, None).is_err());
-    assert!(Source::new(&[], usize::MAX, 0, SourceDtype::F32, None).is_ok());
+}
+
+#[test]
+fn rejects_sizes_that_only_a_tensor_without_elements_can_claim() {
+    let too_many = MAX_EXTENT + 1;
+    for (rows, cols) in [(too_many, 0), (0, too_many), (usize::MAX, 0), (0, usize::MAX)] {
+        let expected = FormatError::Extent { tensor: "w".into(), rows, cols, limit: MAX_EXTENT };
+        assert_eq!(Source::new(&[], rows, cols, SourceDtype::F32, Some("w")).unwrap_err(), expected);
+        for rule in builtin_rules() {
+            for (axis, operand) in [(Axis::Row, Operand::Weight), (Axis::Column, Operand::Activation)] {
+                let parts = QuantizedParts {
+                    format: rule.id(),
+                    operand,
+                    axis,
+                    scope: ScaleScope::Tensor,
+                    partition: Partition::WHOLE,
+                    rows,
+                    cols,
+                    codes: Vec::new(),
+                    scales: BlockScales::U8(Vec::new()),
+                    outer: vec![1.0],
+                    amax: Vec::new(),
+                };
+                assert_eq!(QuantizedTensor::from_parts(rule, Some("w"), parts).unwrap_err(), expected);
+            }
+        }
+    }
+    assert!(Source::new(&[], MAX_EXTENT, 0, SourceDtype::F32, None).is_ok());
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub(super) fn model(architecture: Architecture, keys: Keys<'_>) -> Result<ModelC
         }
     };
     let bos = keys.ids("bos_token_id")?.and_then(|ids| ids.first().copied());
-    Ok(ModelConfig {
+    let model = ModelConfig {
         architecture,
         vocab_size: keys.required_size("vocab_size")?,
         hidden_size,
@@ -40,7 +40,47 @@ pub(super) fn model(architecture: Architecture, keys: Keys<'_>) -> Result<ModelC
         mlps: mlps(architecture, keys, layers)?,
         eos_token_ids: Vec::new(),
         bos_token_id: bos,
-    })
+    };
+    refuse_uncountable(keys, &model)?;
+    Ok(model)
+}
+
+/// Refuses widths whose products do not fit in `usize`: nothing behind this point has to fear an overflow.
+fn refuse_uncountable(keys: Keys<'_>, model: &ModelConfig) -> Result<(), ModelError> {
+    let (key, width) = widest(model);
+    // A layer has less than 16 kinds of weights, none with more than width x width elements, of 4 bytes at most.
+    let bytes = width.checked_mul(width).and_then(|elements| elements.checked_mul(64 * (1 + model.layer_count())));
+    if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        return Err(keys.wrong(key, "small enough that the bytes of all weights can be counted in 64 bits"));
+    }
+    Ok(())
+}
+
+/// The largest extent of a weight, the experts of a layer counted as one weight, and the key that it comes from.
+fn widest(model: &ModelConfig) -> (&'static str, usize) {
+    let mut widths = vec![("vocab_size", model.vocab_size), ("hidden_size", model.hidden_size)];
+    match model.attention {
+        AttentionConfig::Grouped { heads, head_dim, .. } => widths.push(("num_attention_heads", heads * head_dim)),
+        AttentionConfig::Mla {
+            heads,
+            q_lora_rank,
+            kv_lora_rank,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+            ..
+        } => {
+            let head_dim = qk_nope_head_dim + qk_rope_head_dim + v_head_dim;
+            widths.push(("num_attention_heads", heads * head_dim));
+            widths.push(("q_lora_rank", q_lora_rank.unwrap_or(0)));
+            widths.push(("kv_lora_rank", kv_lora_rank + qk_rope_head_dim));
+        }
+    }
+    widths.extend(model.mlps.iter().map(|mlp| match mlp {
+        MlpConfig::Dense { intermediate_size, .. } => ("intermediate_size", *intermediate_size),
+        MlpConfig::Moe(moe) => ("moe_intermediate_size", moe.intermediate_size * moe.experts.max(moe.shared_experts)),
+    }));
+    widths.into_iter().max_by_key(|(_, width)| *width).unwrap_or_default()
 }
 
 /// Features that change a layer and that the network does not have.

@@ -325,3 +325,41 @@ fn rejects_files_that_are_too_large_or_not_json() {
         Err(ModelError::TooLarge { limit_bytes: MAX_JSON_BYTES, .. })
     ));
 }
+
+#[test]
+fn weights_that_cannot_be_counted_in_64_bits_are_refused_by_the_widest_key() {
+    let huge = 1 << 28;
+    let cases = [
+        (
+            with(llama(), json!({ "num_attention_heads": huge, "num_key_value_heads": 1, "head_dim": huge })),
+            "num_attention_heads",
+        ),
+        (with(llama(), json!({ "hidden_size": huge, "head_dim": 8 })), "hidden_size"),
+        (with(llama(), json!({ "intermediate_size": huge })), "intermediate_size"),
+        (with(llama(), json!({ "vocab_size": huge })), "vocab_size"),
+        (with(deepseek(), json!({ "kv_lora_rank": huge })), "kv_lora_rank"),
+        (with(deepseek(), json!({ "q_lora_rank": huge })), "q_lora_rank"),
+        (with(deepseek(), json!({ "n_shared_experts": huge })), "moe_intermediate_size"),
+        (with(qwen3_moe(), json!({ "moe_intermediate_size": huge })), "moe_intermediate_size"),
+    ];
+    for (config, expected) in cases {
+        match read(config) {
+            Err(ModelError::WrongValue { key, .. }) => assert_eq!(key, expected),
+            Err(other) => panic!("{expected}: {other}"),
+            Ok(_) => panic!("{expected}: accepted"),
+        }
+    }
+}
+
+#[test]
+fn the_largest_published_models_can_be_counted() {
+    let published = with(
+        deepseek(),
+        json!({
+            "hidden_size": 16384, "vocab_size": 262_144, "num_hidden_layers": 128, "num_attention_heads": 128,
+            "num_key_value_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "n_routed_experts": 1024, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 4096,
+        }),
+    );
+    assert_eq!(model(published).layer_count(), 128);
+}
