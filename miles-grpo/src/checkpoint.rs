@@ -60,6 +60,14 @@ pub enum ResumeError {
         /// Digest now.
         found: Digest,
     },
+    /// The trainer's directory and the list of its files differ.
+    #[error("{}: {why}", path.display())]
+    Unlisted {
+        /// File.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// A restored policy does not have the digest that was saved.
     #[error("the restored {what} is {found}, saved was {saved}")]
     PolicyChanged {
@@ -135,15 +143,28 @@ impl SavedLoop {
     /// Where the trainer's files are, once every one of them has the digest that was saved.
     ///
     /// # Errors
-    /// If a file is missing, damaged or cannot be read; the error names it.
+    /// If a file is missing, damaged, not listed, outside the directory or cannot be read; the error names it.
     pub fn trainer_dir(&self) -> Result<PathBuf> {
         let dir = self.dir.join(TRAINER);
         let path = self.dir.join(DIGESTS);
         let bytes = fs::read(&path).map_err(io(&path))?;
         let digests: BTreeMap<String, Digest> =
             serde_json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
+        for entry in fs::read_dir(&dir).map_err(io(&dir))? {
+            let entry = entry.map_err(io(&dir))?;
+            // A folder, a link or a device is nothing that a trainer saved, and reading one may have no end.
+            let is_file = entry.file_type().map_err(io(&entry.path()))?.is_file();
+            if !is_file || entry.file_name().to_str().is_none_or(|name| !digests.contains_key(name)) {
+                let why = "trainer.json has no digest for it, so it cannot be checked";
+                return Err(ResumeError::Unlisted { path: entry.path(), why }.into());
+            }
+        }
         for (name, saved) in digests {
-            let path = dir.join(name);
+            let path = dir.join(&name);
+            if path.file_name().is_none_or(|own| own != name.as_str()) || path.parent() != Some(&dir) {
+                let why = "trainer.json names a file outside the trainer's directory";
+                return Err(ResumeError::Unlisted { path, why }.into());
+            }
             let found = digest(&path)?;
             if found != saved {
                 return Err(ResumeError::Damaged { path, saved, found }.into());

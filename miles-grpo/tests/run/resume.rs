@@ -1,12 +1,13 @@
 //! Stopping and going on changes nothing.
 
 use std::fs;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use miles_core::plugin::{Schedule, ScheduleView, Scheduler, StepRecord};
 use miles_grpo::checkpoint::ResumeError;
 use miles_grpo::{Error, Interrupt};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::fake::{Workspace, digest_of_policy, finish, metrics};
 
@@ -107,6 +108,38 @@ fn one_changed_byte_in_any_trainer_file_is_refused_by_name() {
         );
         fs::write(&path, whole).unwrap();
     }
+    assert!(workspace.run("out", &["run.existing=resume"]).is_ok());
+}
+
+#[test]
+fn a_trainer_file_without_a_digest_is_refused_by_name() {
+    let workspace = Workspace::new();
+    workspace.run_until("out", &[], 2).unwrap();
+    let step = workspace.path("out/checkpoints/step-00000002");
+    let list = step.join("trainer.json");
+    let whole = fs::read(&list).unwrap();
+    let refused = |path: &Path| {
+        let error = workspace.run("out", &["run.existing=resume"]).unwrap_err();
+        let named = matches!(&error, Error::Resume(ResumeError::Unlisted { path: named, .. }) if named == path);
+        assert!(named, "{}: {error}", path.display());
+    };
+    let saved = fs::read_dir(step.join("trainer")).unwrap().next().unwrap().unwrap().path();
+    fs::write(&list, "{}").unwrap();
+    refused(&saved);
+    fs::write(&list, &whole).unwrap();
+    let added = step.join("trainer/added");
+    fs::create_dir(&added).unwrap();
+    refused(&added);
+    fs::remove_dir(&added).unwrap();
+    // Digests of files elsewhere: reading one may have no end.
+    for outside in ["/dev/zero", "../loop.json", "sub/../masters", ""] {
+        let mut digests: Map<String, Value> = serde_json::from_slice(&whole).unwrap();
+        let any = digests.values().next().unwrap().clone();
+        digests.insert(outside.to_owned(), any);
+        fs::write(&list, Value::Object(digests).to_string()).unwrap();
+        refused(&step.join("trainer").join(outside));
+    }
+    fs::write(&list, &whole).unwrap();
     assert!(workspace.run("out", &["run.existing=resume"]).is_ok());
 }
 
