@@ -71,6 +71,24 @@ pub enum Finding {
     },
 }
 
+impl Finding {
+    /// The tensor that it names, if it is about one.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            Finding::File { .. }
+            | Finding::MissingFile { .. }
+            | Finding::UnrecordedFile { .. }
+            | Finding::Unopened { .. } => None,
+            Finding::Tensor { tensor, .. }
+            | Finding::Format { tensor, .. }
+            | Finding::UnreadTensor { tensor, .. }
+            | Finding::MissingTensor { tensor }
+            | Finding::UnrecordedTensor { tensor } => Some(tensor),
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
