@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::support::workspace::Workspace;
 use miles_core::policy::{
     Cause, Finding, LedgerError, LedgerFile, Part, PolicyError, PolicyVersion, Side, TensorDifference, verify,
 };
@@ -11,7 +12,6 @@ use miles_grpo::Error;
 use miles_grpo::checkpoint::ResumeError;
 use miles_grpo::left_run::{LeftRun, Place, is_run};
 use miles_grpo::run_diff::{RunDiff, diff_runs};
-use crate::support::workspace::Workspace;
 
 fn diff(workspace: &Workspace, a: &str, b: &str) -> RunDiff {
     let open = |out| LeftRun::open(&workspace.path(out)).unwrap();
