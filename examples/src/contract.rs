@@ -150,7 +150,8 @@ impl BackendProof {
         for (name, hand_off) in HAND_OFFS.iter().zip(&self.hand_offs) {
             for id in ids {
                 if let Comparison::Differs(difference) = &hand_off[id.index()].comparison {
-                    return format!("{name}: {}: {difference}", self.version.network().parameter(*id).name);
+                    let tensor = &self.version.network().parameter(*id).name;
+                    return format!("{name}: {tensor}: {}", difference.to_string().replace('\n', "; "));
                 }
             }
         }

@@ -118,10 +118,27 @@ impl SavedLoop {
     /// # Errors
     /// If there is none or it cannot be read.
     pub fn newest(checkpoints: &Path) -> Result<Self> {
-        let dir = match saved(checkpoints)?.pop() {
-            Some((_, dir)) => dir,
-            None => return Err(ResumeError::NoCheckpoint { dir: checkpoints.to_owned() }.into()),
-        };
+        match saved(checkpoints)?.pop() {
+            Some((_, dir)) => Self::read(dir),
+            None => Err(ResumeError::NoCheckpoint { dir: checkpoints.to_owned() }.into()),
+        }
+    }
+
+    /// Every checkpoint of a directory of checkpoints, oldest first; none where there is no directory.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn all(checkpoints: &Path) -> Result<Vec<Self>> {
+        saved(checkpoints)?.into_iter().map(|(_, dir)| Self::read(dir)).collect()
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn read(dir: PathBuf) -> Result<Self> {
         let path = dir.join(LOOP);
         let bytes = fs::read(&path).map_err(io(&path))?;
         let state = serde_json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;

@@ -1,6 +1,7 @@
 //! What can end a run.
 
 use miles_core::checkpoint::CheckpointError;
+use miles_core::policy::PolicyError;
 
 use crate::checkpoint::ResumeError;
 use crate::config::ConfigErrors;
@@ -37,6 +38,12 @@ pub enum Error {
 
 impl From<CheckpointError> for Error {
     fn from(error: CheckpointError) -> Self {
+        Error::Core(error.into())
+    }
+}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Self {
         Error::Core(error.into())
     }
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use miles_core::checkpoint::{CheckpointError, ExpertLayout, StoredForm, Template, WriteOptions, write_checkpoint};
-use miles_core::policy::Snapshot;
+use miles_core::policy::{ExportEvent, FileDigest, Ledger, Snapshot};
 use miles_core::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -58,4 +58,26 @@ pub fn export(snapshot: &Snapshot, template: &Template, dir: &Path, plan: Export
         ..WriteOptions::default()
     };
     write_checkpoint(snapshot, template, dir, &options)
+}
+
+/// Writes the digest of every file that [`export`] wrote into the ledger, as they are on the disk now.
+///
+/// # Errors
+/// If a file cannot be read or the ledger fails.
+pub fn record(
+    snapshot: &Snapshot,
+    dir: &Path,
+    plan: ExportPlan,
+    (run, step): (&str, u64),
+    ledger: &Ledger,
+) -> miles_core::Result<()> {
+    let stamp = snapshot.stamp();
+    Ok(ledger.record_export(&ExportEvent {
+        run: run.to_owned(),
+        step,
+        version: stamp.version,
+        policy_digest: stamp.digest,
+        as_held: plan.form == ExportForm::AsHeld,
+        files: FileDigest::of_directory(dir)?,
+    })?)
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! out/run.toml         the config, defaults included; its presence marks a run
 //! out/metrics.jsonl    one object per step
-//! out/ledger.jsonl     one object per tensor and version
+//! out/ledger.jsonl     one object per tensor and version, one for the exported policy
 //! out/checkpoints/     step-N/ directories
 //! out/policy/          the trained policy as a Hugging Face directory
 //! out/report.html
@@ -96,6 +96,11 @@ impl OutputDir {
             OWNED.into_iter().try_for_each(|name| remove(&self.dir.join(name)))?;
         }
         fs::create_dir_all(&self.dir).map_err(io(&self.dir))
+    }
+
+    /// The directory of a run that is only read.
+    pub(crate) fn of(dir: &Path) -> Self {
+        OutputDir { dir: dir.to_owned() }
     }
 
     pub(crate) fn config(&self) -> PathBuf {

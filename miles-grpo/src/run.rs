@@ -218,7 +218,10 @@ impl Run {
             self.save()?;
         }
         if !interrupted {
-            export::export(&self.published, &self.facts.template, &self.out.policy(), self.plan.export)?;
+            let (dir, form) = (self.out.policy(), self.plan.export);
+            export::export(&self.published, &self.facts.template, &dir, form)?;
+            let made_by = (self.plan.run.name.as_str(), self.steps_done.saturating_sub(1));
+            export::record(&self.published, &dir, form, made_by, &self.ledger)?;
         }
         let stamp = self.published.stamp();
         let records = read_metrics(&self.out.metrics())?;

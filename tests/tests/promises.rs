@@ -8,6 +8,7 @@ mod checkpoint_layouts;
 mod contract;
 mod denominator;
 mod eos;
+mod ledger;
 mod mismatch;
 mod plugins;
 mod resume;

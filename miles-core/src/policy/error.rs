@@ -1,6 +1,6 @@
 //! What can go wrong with policy versions.
 
-use super::{PolicyStamp, PolicyVersion};
+use super::{LedgerError, PolicyStamp, PolicyVersion};
 
 /// What can go wrong with policy versions.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +52,9 @@ pub enum PolicyError {
         /// What does not fit.
         why: String,
     },
+    /// A ledger file that cannot be trusted.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
     /// Reading or writing failed.
     #[error("{path}: {source}")]
     Io {

@@ -1,4 +1,4 @@
-//! The log of quantization events: one JSON line per tensor and version.
+//! The log of quantization events: one JSON line per tensor and version, and one per exported directory.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,11 +8,12 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{PolicyError, PolicyVersion};
+use super::{ExportEvent, PolicyError, PolicyVersion};
 use crate::digest::Digest;
 
 /// One quantization of one tensor for one version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LedgerEvent {
     /// Run.
     pub run: String,
@@ -94,8 +95,17 @@ impl Ledger {
                 state.sources.insert(event.tensor.clone(), event.source_digest);
             }
         }
-        let line = serde_json::to_string(event).map_err(|error| self.io(error.into()))?;
-        writeln!(state.writer, "{line}").map_err(|error| self.io(error))
+        self.write(&mut state, event)
+    }
+
+    /// Records an export of the version whose tensors were recorded last, and writes what is buffered.
+    ///
+    /// # Errors
+    /// If writing fails.
+    pub fn record_export(&self, event: &ExportEvent) -> Result<(), PolicyError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write(&mut state, event)?;
+        state.writer.flush().map_err(|error| self.io(error))
     }
 
     /// Writes what is buffered.
@@ -105,6 +115,11 @@ impl Ledger {
     pub fn flush(&self) -> Result<(), PolicyError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.writer.flush().map_err(|error| self.io(error))
+    }
+
+    fn write(&self, state: &mut State, event: &impl Serialize) -> Result<(), PolicyError> {
+        let line = serde_json::to_string(event).map_err(|error| self.io(error.into()))?;
+        writeln!(state.writer, "{line}").map_err(|error| self.io(error))
     }
 
     fn io(&self, source: std::io::Error) -> PolicyError {

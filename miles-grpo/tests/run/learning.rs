@@ -19,7 +19,7 @@ fn a_run_learns_and_leaves_everything_it_promises() {
     let out = workspace.path("out");
     let ledger = fs::read_to_string(out.join("ledger.jsonl")).unwrap();
     let checkpoint = Checkpoint::open(&out.join("policy")).unwrap();
-    assert_eq!(ledger.lines().count(), 31 * checkpoint.network().parameters.len());
+    assert_eq!(ledger.lines().count(), 31 * checkpoint.network().parameters.len() + 1, "the last line is the export's");
     assert!(out.join("policy/tokenizer.json").exists());
     let report = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(report.contains("fake on nothing") && report.contains("Precision map"));

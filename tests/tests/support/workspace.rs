@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_lite::future::block_on;
 use miles_core::checkpoint::Checkpoint;
 use miles_core::plugin::{Backend, Event, Observer, Reward, RewardError, RewardInput, StepRecord};
-use miles_core::policy::LedgerEvent;
+use miles_core::policy::{LedgerEvent, LedgerFile};
 use miles_core::register_reward;
 use miles_grpo::metrics::deterministic;
 use miles_grpo::track::read_metrics;
@@ -100,10 +100,10 @@ impl Workspace {
         metrics(&self.path(out))
     }
 
-    /// Every event in a run's ledger.
+    /// Every quantization event in a run's ledger.
     pub fn ledger(&self, out: &str) -> Vec<LedgerEvent> {
-        let text = fs::read_to_string(self.path(out).join("ledger.jsonl")).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let ledger = LedgerFile::open(&self.path(out).join("ledger.jsonl")).unwrap();
+        ledger.flat_map(|version| version.unwrap().events().to_vec()).collect()
     }
 }
 

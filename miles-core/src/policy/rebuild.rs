@@ -1,0 +1,99 @@
+//! Making a recorded version again from high-precision values, by the arithmetic of the formats.
+//!
+//! A run keeps the codes of its last version only, but the master weights of others. Quantizing these by the rules gives
+//! the codes of their version again; whether they are what the ledger recorded is for
+//! [`verify_snapshot`](super::verify_snapshot) to say.
+
+use std::sync::Arc;
+
+use super::{Ledger, PolicyContext, PolicyError, RecordedVersion, Snapshot, WeightSource, quantize_policy};
+use crate::Result;
+use crate::checkpoint::CheckpointError;
+use crate::checkpoint::tensors::StateReader;
+use crate::format::{FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, builtin_rule};
+use crate::network::{Network, ParamId};
+use crate::plugin::{Quantizer, Support};
+use crate::precision::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat};
+use crate::registry;
+
+/// Makes a recorded version again: `source` is quantized into the formats that the ledger has for each tensor.
+///
+/// # Errors
+/// If the ledger has no event for a tensor of the network or names an unknown format, and as [`quantize_policy`].
+pub fn rebuild(network: &Arc<Network>, recorded: &RecordedVersion, source: &dyn WeightSource) -> Result<Snapshot> {
+    let mismatch = |tensor: &str, why: String| PolicyError::TensorMismatch { tensor: tensor.to_owned(), why };
+    let mut entries = Vec::with_capacity(network.parameters.len());
+    for parameter in &network.parameters {
+        let name = &parameter.name;
+        let no_event = || mismatch(name, format!("version {} has no event of it", recorded.version()));
+        let event = recorded.event(name).ok_or_else(no_event)?;
+        let format: TensorFormat = event.format.parse()?;
+        entries.push(PrecisionEntry { format, backward: BackwardMode::HighPrecision, rule: "as recorded".to_owned() });
+    }
+    let map = Arc::new(PrecisionMap::seal("as-recorded".to_owned(), network, entries));
+    let ledger = Ledger::discard();
+    let context = PolicyContext { run: "rebuild", step: 0, version: recorded.version(), ledger: &ledger };
+    quantize_policy(network, &map, &RuleQuantizer, source, context)
+}
+
+/// Master weights in a state file, under the names of the network.
+pub struct StoredMasters<'a> {
+    network: &'a Network,
+    file: StateReader,
+}
+
+impl<'a> StoredMasters<'a> {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or lacks a tensor of the network.
+    pub fn open(network: &'a Network, path: &std::path::Path) -> Result<Self, CheckpointError> {
+        let file = StateReader::open(path)?;
+        let lacks = |name: &str| !file.tensors().any(|(stored, _)| stored == name);
+        if let Some(parameter) = network.parameters.iter().find(|parameter| lacks(&parameter.name)) {
+            let (path, tensor) = (path.to_owned(), parameter.name.clone());
+            return Err(CheckpointError::NoSuchTensor { path, tensor, expected: None });
+        }
+        Ok(StoredMasters { network, file })
+    }
+}
+
+impl WeightSource for StoredMasters<'_> {
+    fn read(&self, id: ParamId, into: &mut Vec<f32>) -> Result<()> {
+        Ok(self.file.read(&self.network.parameter(id).name, into)?)
+    }
+}
+
+/// Quantizes by the rules themselves, on no device: built in, or registered under the format's name.
+#[derive(Clone, Copy, Debug)]
+pub struct RuleQuantizer;
+
+impl RuleQuantizer {
+    fn with<T>(format: &FormatId, use_rule: impl FnOnce(&dyn FormatRule) -> Result<T>) -> Result<T> {
+        match builtin_rule(format) {
+            Some(rule) => use_rule(rule),
+            None => use_rule(registry::format(format.as_str(), &serde_json::Value::Null)?.as_ref()),
+        }
+    }
+}
+
+impl Quantizer for RuleQuantizer {
+    fn id(&self) -> &str {
+        concat!("rule/", env!("CARGO_PKG_VERSION"))
+    }
+
+    fn support(&self, format: &FormatId) -> Support {
+        if Self::with(format, |_| Ok(())).is_ok() { Support::Native } else { Support::Unsupported }
+    }
+
+    fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>> {
+        Self::with(&spec.format, |rule| match sources {
+            [source] => Ok(vec![rule.quantize(source, spec)?]),
+            _ => Ok(rule.quantize_joint(sources, spec)?),
+        })
+    }
+
+    fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>> {
+        Self::with(tensor.format(), |rule| Ok(rule.dequantize(tensor)?))
+    }
+}
