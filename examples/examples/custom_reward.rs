@@ -66,6 +66,7 @@ fn main() -> ExitCode {
     let by_name = ["reward.name=digit-match", "reward.options.extra_cost=0.5"];
     miles_examples::exit(both_ways(
         &arguments.both_ways,
+        &[],
         |builder| builder.reward(DigitMatch { extra_cost: 0.5 }),
         &by_name,
     ))

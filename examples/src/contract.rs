@@ -11,8 +11,8 @@ use miles_core::digest::Digest;
 use miles_core::network::ParamId;
 use miles_core::plugin::{ActivationDtype, AdamW, Backend, EngineOptions, Trainer, TrainerInputs, TrainerOptions};
 use miles_core::policy::{
-    Comparison, HandedOff, Ledger, MemoryStore, PolicyContext, PolicyStore, PolicyVersion, Snapshot, compare_hand_off,
-    quantize_policy,
+    Comparison, HandedOff, Ledger, MemoryStore, PolicyContext, PolicyStore, PolicyTensor, PolicyVersion, Snapshot,
+    compare_hand_off, quantize_policy,
 };
 use miles_core::precision::PrecisionMap;
 
@@ -44,22 +44,9 @@ pub fn prove(
 ) -> Result<BackendProof, Box<dyn Error>> {
     let dequantize = |tensor: &_| backend.quantizer.dequantize(tensor);
     let converted = convert(backend, checkpoint, map)?;
-    let mut trainer = (backend.trainer)(TrainerInputs {
-        network: Arc::clone(checkpoint.network()),
-        map: Arc::clone(map),
-        weights: checkpoint,
-        quantizer: Arc::clone(&backend.quantizer),
-        options: trainer_options(),
-        scratch: None,
-    })?;
+    let mut trainer = (backend.trainer)(trainer_inputs(backend, checkpoint, map))?;
     let published = publish(trainer.as_mut())?;
-    let engine = (backend.engine)(EngineOptions {
-        network: Arc::clone(checkpoint.network()),
-        activations: ActivationDtype::Bf16,
-        max_running: 1,
-        context_tokens: checkpoint.network().config.context_tokens,
-        threads: None,
-    })?;
+    let engine = (backend.engine)(engine_options(checkpoint))?;
     let store = MemoryStore::new(1);
     block_on(store.publish(Arc::clone(&published)))?;
     block_on(engine.load(block_on(store.version(PolicyVersion(0)))?))?;
@@ -93,13 +80,38 @@ fn reopened(checkpoint: &Checkpoint, version: &Snapshot) -> Result<Snapshot, Box
     Ok(Checkpoint::open(&directory)?.snapshot_as_stored(version.stamp().version)?)
 }
 
-fn trainer_options() -> TrainerOptions {
-    TrainerOptions {
+/// A trainer that starts from a checkpoint.
+#[must_use]
+pub fn trainer_inputs<'a>(
+    backend: &Backend,
+    checkpoint: &'a Checkpoint,
+    map: &Arc<PrecisionMap>,
+) -> TrainerInputs<'a> {
+    TrainerInputs {
+        network: Arc::clone(checkpoint.network()),
+        map: Arc::clone(map),
+        weights: checkpoint,
+        quantizer: Arc::clone(&backend.quantizer),
+        options: TrainerOptions {
+            activations: ActivationDtype::Bf16,
+            optimizer: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 },
+            max_grad_norm: None,
+            micro_batch_tokens: 1024,
+            train_router: true,
+            threads: None,
+        },
+        scratch: None,
+    }
+}
+
+/// An engine for a checkpoint's network.
+#[must_use]
+pub fn engine_options(checkpoint: &Checkpoint) -> EngineOptions {
+    EngineOptions {
+        network: Arc::clone(checkpoint.network()),
         activations: ActivationDtype::Bf16,
-        optimizer: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 },
-        max_grad_norm: None,
-        micro_batch_tokens: 1,
-        train_router: true,
+        max_running: 8,
+        context_tokens: checkpoint.network().config.context_tokens,
         threads: None,
     }
 }
@@ -159,13 +171,21 @@ impl BackendProof {
     }
 }
 
+/// Codes and scales, or elements: what every copy of the version holds.
+fn stored_bytes(tensor: &PolicyTensor) -> usize {
+    match tensor {
+        PolicyTensor::Dense(_) => tensor.bytes(),
+        PolicyTensor::Quantized(codes) => tensor.bytes() - size_of_val(codes.amax()),
+    }
+}
+
 impl fmt::Display for BackendProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.backend)?;
         let mut lines = vec![["tensors", "count", "bytes"].into_iter().chain(HAND_OFFS).map(str::to_owned).collect()];
         let mut verdicts = vec!["verdict".to_owned()];
         for (name, ids) in self.groups() {
-            let bytes: usize = ids.iter().map(|&id| self.version.tensor(id).bytes()).sum();
+            let bytes: usize = ids.iter().map(|&id| stored_bytes(self.version.tensor(id))).sum();
             let mut line: Vec<String> = vec![name, ids.len().to_string(), bytes.to_string()];
             line.extend((0..HAND_OFFS.len()).map(|hand_off| self.cell(hand_off, &ids)));
             lines.push(line);

@@ -130,16 +130,18 @@ pub struct BothWaysArgs {
 }
 
 /// Runs a shortened quickstart twice, with a plug-in as a value and by its registered name, and prints both last lines.
+/// `common` are overrides of both runs, `by_name` those that name the plug-in.
 ///
 /// # Errors
 /// If a run fails, or the two end in different policies.
 pub fn both_ways(
     args: &BothWaysArgs,
+    common: &[&str],
     by_value: impl FnOnce(RunBuilder) -> RunBuilder,
     by_name: &[&str],
 ) -> Result<(), Box<dyn Error>> {
     let plan = |folder: &str, overrides: &[&str]| -> Result<Plan, Box<dyn Error>> {
-        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        let overrides: Vec<String> = common.iter().chain(overrides).map(|text| (*text).to_owned()).collect();
         let mut config = quickstart(&overrides)?;
         config.run.steps = args.steps;
         config.run.out = args.out.join(folder);

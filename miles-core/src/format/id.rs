@@ -66,17 +66,20 @@ impl FormatId {
     /// [`FormatError::InvalidFormatId`] when `name` is empty, holds anything but `a-z 0-9 - _ . /`, or is `bf16`
     /// (a tensor kept in BF16 has no format).
     pub fn new(name: &str) -> Result<Self, FormatError> {
-        let invalid = |why| Err(FormatError::InvalidFormatId { name: name.to_owned(), why });
-        if name.is_empty() {
-            return invalid("the name is empty");
+        match fault(name) {
+            None => Ok(Self(Repr::Shared(name.into()))),
+            Some(why) => Err(FormatError::InvalidFormatId { name: name.to_owned(), why }),
         }
-        if !name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/')) {
-            return invalid("only a-z, 0-9, '-', '_', '.' and '/' are allowed");
-        }
-        if name == "bf16" {
-            return invalid("a tensor kept in BF16 is not quantized and has no format");
-        }
-        Ok(Self(Repr::Shared(name.into())))
+    }
+
+    /// Names a format of one's own in a constant: `const ID: FormatId = FormatId::from_static("mxfp6-e3m2");`
+    ///
+    /// # Panics
+    /// When the name is none that [`new`](Self::new) takes; in a constant that is a compile error.
+    #[must_use]
+    pub const fn from_static(name: &'static str) -> Self {
+        assert!(fault(name).is_none(), "a format's name is made of a-z, 0-9, '-', '_', '.' and '/', and is not `bf16`");
+        Self(Repr::Builtin(name))
     }
 
     /// The name.
@@ -146,6 +149,25 @@ impl TryFrom<String> for FormatId {
 
     fn try_from(name: String) -> Result<Self, Self::Error> {
         Self::new(&name)
+    }
+}
+
+/// Why `name` cannot name a format.
+const fn fault(name: &str) -> Option<&'static str> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() {
+        return Some("the name is empty");
+    }
+    let mut index = 0;
+    while index < bytes.len() {
+        if !matches!(bytes[index], b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/') {
+            return Some("only a-z, 0-9, '-', '_', '.' and '/' are allowed");
+        }
+        index += 1;
+    }
+    match bytes {
+        b"bf16" => Some("a tensor kept in BF16 is not quantized and has no format"),
+        _ => None,
     }
 }
 
