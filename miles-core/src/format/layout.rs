@@ -1,8 +1,9 @@
 //! Layouts in which matrix-multiplication libraries want block scales, and the way back.
 //!
 //! A quantized tensor keeps its scales compact and row-major. Blackwell's tensor cores read one-byte scales in tiles
-//! ([`ScaleLayout`]); cuBLAS reads the FP32 scales of block FP8 transposed or with padded rows ([`GemmScales`]).
-//! Padding is written as zero and ignored when read.
+//! ([`ScaleLayout`]); cuBLAS reads the FP32 scales of block FP8 transposed or with padded rows ([`GemmScales`]), DeepGEMM
+//! transposed, as FP32 or as packed exponents ([`DeepGemmScales`]). Padding is written as zero and ignored when read.
+//! Canonical bytes and digests never depend on any of this.
 //!
 //! ```text
 //! 128x4 tile, 512 bytes:  offset = (r % 32) * 16 + (r % 128 / 32) * 4 + c % 4
@@ -10,7 +11,13 @@
 //! tiles are row-major over ceil(rows / tile rows) x ceil(blocks / 4)
 //! ```
 
+mod deepgemm;
+mod tensor;
+
 use super::FormatError;
+
+pub use deepgemm::{DeepGemmScales, exponent_bytes, exponent_values, repeat_tile_rows};
+pub use tensor::{canonical_scales, swizzled_scales};
 
 /// Where the one-byte scale of (row, block) stands in a buffer.
 ///
@@ -19,6 +26,8 @@ use super::FormatError;
 pub enum ScaleLayout {
     /// Row-major, compact.
     Linear,
+    /// Row-major with rows padded to a multiple of 128 and blocks to one of 4: TransformerEngine's allocation.
+    PaddedLinear,
     /// Tiles of 128 rows by 4 blocks: cuBLASLt, `tcgen05`, CUTLASS.
     Tile128x4,
     /// Tiles of 8 rows by 4 blocks: small batches in FlashInfer and TensorRT-LLM.
@@ -31,7 +40,7 @@ impl ScaleLayout {
     pub const fn buffer_bytes(self, rows: usize, blocks: usize) -> usize {
         match self {
             Self::Linear => rows * blocks,
-            Self::Tile128x4 => rows.next_multiple_of(128) * blocks.next_multiple_of(4),
+            Self::PaddedLinear | Self::Tile128x4 => rows.next_multiple_of(128) * blocks.next_multiple_of(4),
             Self::Tile8x4 => rows.next_multiple_of(8) * blocks.next_multiple_of(4),
         }
     }
@@ -42,6 +51,7 @@ impl ScaleLayout {
         let tiles_per_row = blocks.div_ceil(4);
         match self {
             Self::Linear => row * blocks + block,
+            Self::PaddedLinear => row * blocks.next_multiple_of(4) + block,
             Self::Tile128x4 => {
                 let tile = row / 128 * tiles_per_row + block / 4;
                 tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
@@ -75,6 +85,7 @@ impl ScaleLayout {
     const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
+            Self::PaddedLinear => "padded linear",
             Self::Tile128x4 => "128x4",
             Self::Tile8x4 => "8x4",
         }

@@ -35,6 +35,7 @@ mod quantized;
 mod rule;
 mod source;
 mod spec;
+mod stack;
 
 pub mod fp8_block;
 pub mod layout;
@@ -54,4 +55,5 @@ pub use quantized::QuantizedTensor;
 pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
 pub use source::{Source, SourceDtype, SourceValues};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};
+pub use stack::{ExpertMatrix, ExpertStack, Orientation, Packing, StackedTensor};
 pub use symmetric::Symmetric;
