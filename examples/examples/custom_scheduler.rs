@@ -67,5 +67,10 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let by_name = ["scheduler.name=frontier"];
-    miles_examples::exit(both_ways(&arguments.both_ways, &[], |builder| builder.scheduler(Frontier::default()), &by_name))
+    miles_examples::exit(both_ways(
+        &arguments.both_ways,
+        &[],
+        |builder| builder.scheduler(Frontier::default()),
+        &by_name,
+    ))
 }

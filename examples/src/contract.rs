@@ -82,11 +82,7 @@ fn reopened(checkpoint: &Checkpoint, version: &Snapshot) -> Result<Snapshot, Box
 
 /// A trainer that starts from a checkpoint.
 #[must_use]
-pub fn trainer_inputs<'a>(
-    backend: &Backend,
-    checkpoint: &'a Checkpoint,
-    map: &Arc<PrecisionMap>,
-) -> TrainerInputs<'a> {
+pub fn trainer_inputs<'a>(backend: &Backend, checkpoint: &'a Checkpoint, map: &Arc<PrecisionMap>) -> TrainerInputs<'a> {
     TrainerInputs {
         network: Arc::clone(checkpoint.network()),
         map: Arc::clone(map),

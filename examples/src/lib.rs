@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod quantize;
 pub mod training;
 
 use std::borrow::Cow;

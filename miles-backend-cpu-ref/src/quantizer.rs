@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use miles_core::format::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleScope, Source, builtin_rule, builtin_rules, fp8_block,
+    ScaleScope, Source, builtin_rule, builtin_rules, fp8_block, mxfp8,
 };
 use miles_core::plugin::{Quantizer, Support};
 use miles_core::{Error, Result, registry};
@@ -141,10 +141,12 @@ fn band_rows(spec: &QuantizeSpec) -> Option<usize> {
     if spec.axis == Axis::Column {
         return None;
     }
-    match (spec.format.as_str(), spec.operand, spec.scope) {
-        ("nvfp4", _, ScaleScope::Row) | ("mxfp8", ..) => Some(1),
-        ("fp8-block" | "fp8-block/power-of-two", Operand::Activation, _) => Some(1),
-        ("fp8-block" | "fp8-block/power-of-two", Operand::Weight, _) => Some(fp8_block::BLOCK),
+    match (spec.format.as_str(), spec.format.family(), spec.operand, spec.scope) {
+        ("nvfp4", _, _, ScaleScope::Row) => Some(1),
+        (_, "mxfp8", Operand::Weight, _) => Some(mxfp8::BLOCK),
+        (_, "fp8-block", Operand::Weight, _) => Some(fp8_block::BLOCK),
+        (_, "mxfp8" | "fp8-block" | "fp8-channel" | "int8-channel" | "int4-group", ..) => Some(1),
+        (_, "fp8-tensor", _, ScaleScope::Row) => Some(1),
         _ => None,
     }
 }
@@ -188,9 +190,10 @@ mod tests {
     }
 
     fn specs() -> Vec<QuantizeSpec> {
-        let formats = [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
         let mut specs = Vec::new();
-        for format in formats {
+        for format in
+            builtin_rules().map(FormatRule::id).filter(|id| id.family() != "nvfp4" || *id == FormatId::nvfp4())
+        {
             for base in [QuantizeSpec::activation(format.clone()), QuantizeSpec::weight(format.clone())] {
                 for axis in [Axis::Row, Axis::Column] {
                     for scope in [ScaleScope::Row, ScaleScope::Tensor] {
@@ -217,7 +220,8 @@ mod tests {
             }
         }
         let split = specs().iter().filter(|spec| band_rows(spec).is_some()).count();
-        assert_eq!(split, 14, "the row-axis specs but the tensor-scoped nvfp4 ones");
+        // 21 formats, of four row-axis specs each; `nvfp4` and `fp8-tensor` are one piece where they have one scale.
+        assert_eq!(split, 21 * 4 - 4);
     }
 
     #[test]

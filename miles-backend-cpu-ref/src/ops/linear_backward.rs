@@ -34,7 +34,7 @@ use miles_core::{Error, Result};
 use super::activation::{only, source_dtype};
 use super::residual::accumulate;
 use super::rounding::{round_to, round_to_bf16};
-use super::weights::FP8_TILE_ROWS;
+use super::weights::{FP8_TILE_ROWS, has_eight_bit_kernel};
 use super::{Activation, BACKEND, Context};
 use crate::kernel::backward::{input_gradient, weight_gradient};
 use crate::kernel::linear::{Activations, linear as product};
@@ -211,16 +211,15 @@ enum WeightOperand {
 /// Refuses a backward mode that this backend has no products for.
 ///
 /// # Errors
-/// `Unsupported` for the quantized mode of a format other than MXFP8 and block FP8.
+/// `Unsupported` for the quantized mode of a format other than MXFP8, block FP8 and their variants.
 pub fn check_backward_mode(format: &FormatId, mode: BackwardMode) -> Result<()> {
-    let quantized = [FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
-    if mode != BackwardMode::Quantized || quantized.contains(format) {
+    if mode != BackwardMode::Quantized || has_eight_bit_kernel(format) {
         return Ok(());
     }
     Err(Error::Unsupported {
         operation: format!("the quantized backward of {format}"),
         backend: BACKEND.to_owned(),
-        why: "only mxfp8 and fp8-block have one; use high-precision or dequantized".to_owned(),
+        why: "only mxfp8, fp8-block and their variants have one; use high-precision or dequantized".to_owned(),
     })
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use miles_core::Result;
 use miles_core::digest::Digest;
-use miles_core::format::{FormatId, QuantizedTensor};
+use miles_core::format::{FormatId, QuantizedTensor, builtin_rule};
 use miles_core::network::{ParamId, Role};
 use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::tensor::{DenseTensor, Dtype};
@@ -204,10 +204,16 @@ fn operand_of(format: &FormatId) -> Operand {
     if has_kernel(format) { Operand::Codes(format.clone()) } else { Operand::Dequantized(format.clone()) }
 }
 
-/// Whether the kernels multiply codes of this format as they are.
+/// Whether the kernels multiply codes of this format as they are: those of `nvfp4`, and of `mxfp8` and `fp8-block` with
+/// all their built-in variants, which differ in how a scale is chosen and not in what codes and scales mean.
 #[must_use]
 pub fn has_kernel(format: &FormatId) -> bool {
-    [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()].contains(format)
+    *format == FormatId::nvfp4() || has_eight_bit_kernel(format)
+}
+
+/// Whether the format is `mxfp8`, `fp8-block` or a built-in variant of one.
+pub(crate) fn has_eight_bit_kernel(format: &FormatId) -> bool {
+    ["mxfp8", "fp8-block"].contains(&format.family()) && builtin_rule(format).is_some()
 }
 
 fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {
@@ -229,13 +235,13 @@ fn pack_quantized(tensor: &QuantizedTensor, context: &Context) -> Result<PackedW
     let format = tensor.format();
     let (bytes, floats) = (tensor.scales().as_u8(), tensor.scales().as_f32());
     Ok(match (bytes, floats, tensor.outer()) {
-        (Some(scales), _, []) if *format == FormatId::mxfp8() => {
+        (Some(scales), _, []) if has_kernel(format) => {
             PackedWeight::from_mxfp8(compute, tensor.codes(), scales, rows, cols)
         }
         (Some(scales), _, [outer]) if *format == FormatId::nvfp4() => {
             PackedWeight::from_nvfp4(compute, tensor.codes(), scales, *outer, rows, cols)
         }
-        (_, Some(scales), []) if has_kernel(format) => {
+        (None, Some(scales), []) if has_kernel(format) => {
             PackedWeight::from_fp8_block(compute, tensor.codes(), scales, FP8_TILE_ROWS, rows, cols)
         }
         _ => PackedWeight::from_f32(compute, &context.quantizer().dequantize(tensor)?, rows, cols),

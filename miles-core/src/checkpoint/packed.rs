@@ -11,6 +11,7 @@
 
 use super::error::CheckpointError;
 use super::header::TensorInfo;
+pub(super) use crate::format::Orientation;
 
 /// One matrix within a packed tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +23,6 @@ pub(super) struct Slab {
     /// First row (direct) or column (transposed) of the matrix in that part.
     first: usize,
     orientation: Orientation,
-}
-
-/// Which of the two stored dimensions is the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Orientation {
-    Direct,
-    Transposed,
 }
 
 /// The three matrices of an expert, as parts of the packed tensors.

@@ -237,4 +237,50 @@ pub enum FormatError {
         /// Elements found.
         found: usize,
     },
+    /// A layout of one-byte scales was asked of a format whose block scales are F32.
+    #[error("format {format} has F32 block scales; the {layout} layout is for one-byte scales")]
+    LayoutOfF32 {
+        /// The format.
+        format: FormatId,
+        /// Name of the layout.
+        layout: &'static str,
+    },
+    /// A scale that is to be stored as an exponent is not a power of two.
+    #[error("scale at scale row {row}, block {block} is {value:e}, which is not a power of two from 2^-127 to 2^127")]
+    NotAPowerOfTwo {
+        /// Row of the scale matrix.
+        row: usize,
+        /// Column of the scale matrix.
+        block: usize,
+        /// The value.
+        value: f32,
+    },
+    /// A 3-D stack of matrices cannot have this shape.
+    #[error("stacked tensor {tensor} cannot be {shape:?}: {why}")]
+    StackShape {
+        /// The tensor's name.
+        tensor: String,
+        /// The shape, as stored.
+        shape: [usize; 3],
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// The projections of a stack have different numbers of experts.
+    #[error("projection {projection} has {found} experts, the first one has {expected}")]
+    ExpertCount {
+        /// Index of the projection that differs.
+        projection: usize,
+        /// Experts of the first projection.
+        expected: usize,
+        /// Experts found.
+        found: usize,
+    },
+    /// Quantizing tensors together gave another number of tensors.
+    #[error("quantizing {expected} tensors together gave {found}")]
+    JointResults {
+        /// Tensors passed in.
+        expected: usize,
+        /// Tensors returned.
+        found: usize,
+    },
 }

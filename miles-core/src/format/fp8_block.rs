@@ -1,7 +1,8 @@
-//! Block FP8: E4M3 codes with an FP32 scale per 1x128 block (activations) or 128x128 tile (weights).
+//! Block FP8: E4M3 codes with an FP32 scale per 1x128 block (activations) or 128x128 tile (weights), in DeepSeek-V3's
+//! layout.
 //!
-//! The arithmetic is TransformerEngine's, DeepSeek-V3's layout. With `a` the amax of a block, every operation an IEEE
-//! `f32` one:
+//! The arithmetic of the default is TransformerEngine's; [`Arithmetic`] has the others, each a format of its own. With
+//! `a` the amax of a block, every operation an IEEE `f32` one:
 //!
 //! ```text
 //! scale     = 448 / a      1 if a is 0 or infinite; the source dtype's largest finite value if the quotient overflows
@@ -9,8 +10,10 @@
 //! q_i       = e4m3(x_i * scale)
 //! ```
 //!
-//! The variant `fp8-block/power-of-two` first rounds `scale` down to a power of two. The column copy is stored
-//! transposed: for activations it is the 1x128 quantization of the transpose, for weights the same tiles turned.
+//! The column copy is stored transposed: for activations it is the 1x128 quantization of the transpose, for weights the
+//! same tiles turned.
+
+mod arithmetic;
 
 use super::amax::raise_magnitudes;
 use super::lines::{for_each_column, for_each_row, transpose};
@@ -19,54 +22,81 @@ use super::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
     ScaleKind, Source, SourceDtype, TensorLayout, abs_max,
 };
-use crate::number::{bf16, e4m3};
+use crate::number::e4m3;
+
+pub use arithmetic::{Applied, Arithmetic, Family, Quotient, ScaleRounding, TileScale};
 
 /// Elements per block, and rows per tile of a weight.
 pub const BLOCK: usize = 128;
 
-/// How the encode scale is rounded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ScaleRounding {
-    /// Not at all: any `f32`.
-    #[default]
-    Fp32,
-    /// Down to a power of two.
-    PowerOfTwo,
-}
-
 /// The block FP8 rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fp8Block {
-    rounding: ScaleRounding,
+    name: &'static str,
+    arithmetic: Arithmetic,
 }
 
 impl Fp8Block {
     /// The format `fp8-block`.
-    pub const FP32_SCALES: Self = Self { rounding: ScaleRounding::Fp32 };
+    pub const FP32_SCALES: Self = Self::encode_first("fp8-block", ScaleRounding::Fp32);
     /// The format `fp8-block/power-of-two`.
-    pub const POW2_SCALES: Self = Self { rounding: ScaleRounding::PowerOfTwo };
+    pub const POW2_SCALES: Self = Self::encode_first("fp8-block/power-of-two", ScaleRounding::PowerOfTwo);
+    /// The format `fp8-block/deepgemm`.
+    pub const DEEPGEMM: Self = Self::deepgemm("fp8-block/deepgemm", ScaleRounding::Fp32);
+    /// The format `fp8-block/deepgemm-ue8m0`.
+    pub const DEEPGEMM_UE8M0: Self = Self::deepgemm("fp8-block/deepgemm-ue8m0", ScaleRounding::PowerOfTwo);
+    /// The format `fp8-block/sglang`.
+    pub const SGLANG: Self = Self::sglang("fp8-block/sglang", Applied::ByReciprocal);
+    /// The format `fp8-block/sglang-divide`.
+    pub const SGLANG_DIVIDE: Self = Self::sglang("fp8-block/sglang-divide", Applied::Divided);
+    /// The format `fp8-block/deepseek`.
+    pub const DEEPSEEK: Self = Self::deepseek("fp8-block/deepseek", ScaleRounding::Fp32);
+    /// The format `fp8-block/deepseek-ue8m0`.
+    pub const DEEPSEEK_UE8M0: Self = Self::deepseek("fp8-block/deepseek-ue8m0", ScaleRounding::PowerOfTwo);
 
-    /// How this rule rounds the encode scale.
-    #[must_use]
-    pub const fn rounding(&self) -> ScaleRounding {
-        self.rounding
+    const fn encode_first(name: &'static str, rounding: ScaleRounding) -> Self {
+        Self { name, arithmetic: Arithmetic { family: Family::EncodeFirst, rounding } }
     }
 
-    /// The encode scale of a block whose largest magnitude is `amax`. Its reciprocal is what is stored.
+    const fn deepgemm(name: &'static str, rounding: ScaleRounding) -> Self {
+        let (quotient, applied) = (Quotient::Divided, Applied::ByReciprocal);
+        Self {
+            name,
+            arithmetic: Arithmetic { family: Family::DecodeFirst { floor: 1e-4, quotient, applied }, rounding },
+        }
+    }
+
+    const fn sglang(name: &'static str, applied: Applied) -> Self {
+        let family = Family::DecodeFirst { floor: 1e-10, quotient: Quotient::Divided, applied };
+        Self { name, arithmetic: Arithmetic { family, rounding: ScaleRounding::Fp32 } }
+    }
+
+    const fn deepseek(name: &'static str, rounding: ScaleRounding) -> Self {
+        let (quotient, applied) = (Quotient::ByReciprocal, Applied::Divided);
+        Self {
+            name,
+            arithmetic: Arithmetic { family: Family::DecodeFirst { floor: 1e-4, quotient, applied }, rounding },
+        }
+    }
+
+    /// What this rule computes.
+    #[must_use]
+    pub const fn arithmetic(&self) -> &Arithmetic {
+        &self.arithmetic
+    }
+
+    /// How this rule rounds scales.
+    #[must_use]
+    pub const fn rounding(&self) -> ScaleRounding {
+        self.arithmetic.rounding
+    }
+
+    /// The encode scale, by the encode-first arithmetic, of a block whose largest magnitude is `amax`. Its reciprocal is
+    /// what [`FP32_SCALES`](Self::FP32_SCALES) and [`POW2_SCALES`](Self::POW2_SCALES) store.
     #[inline]
     #[must_use]
     pub const fn encode_scale(&self, amax: f32, dtype: SourceDtype) -> f32 {
-        let largest = match dtype {
-            SourceDtype::Bf16 => bf16::decode(BF16_MAX_BITS),
-            SourceDtype::F32 => f32::MAX,
-        };
-        let quotient = e4m3::MAX / amax;
-        let capped = if quotient > f32::MAX { largest } else { quotient };
-        let scale = if amax > 0.0 && amax.is_finite() { capped } else { 1.0 };
-        match self.rounding {
-            ScaleRounding::Fp32 => scale,
-            ScaleRounding::PowerOfTwo => f32::from_bits(scale.to_bits() & EXPONENT_BITS),
-        }
+        self.arithmetic.encode_scale(amax, dtype)
     }
 
     /// Quantizes one row in 1x128 blocks: one code per value, one decode scale per started block.
@@ -78,9 +108,9 @@ impl Fp8Block {
         assert_eq!(scales.len(), values.len().div_ceil(BLOCK), "one FP8 scale per block of 128");
         let blocks = values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
         for ((block, block_codes), decode_scale) in blocks.zip(scales) {
-            let scale = self.encode_scale(abs_max(block), dtype);
-            *decode_scale = 1.0 / scale;
-            encode_values(block, scale, block_codes);
+            let scale = self.arithmetic.tile_scale(abs_max(block), dtype);
+            *decode_scale = scale.decode;
+            scale.encode(block, block_codes);
         }
     }
 
@@ -104,16 +134,18 @@ impl Fp8Block {
         }
         let mut maxima = vec![0; cols];
         values.chunks_exact(cols).for_each(|row| raise_magnitudes(&mut maxima, row));
-        let mut encode_scales = vec![0.0; scales.len()];
-        for ((decode, encode), tile) in scales.iter_mut().zip(&mut encode_scales).zip(maxima.chunks(BLOCK)) {
+        let scale_of = |tile: &[i32]| {
             let amax = tile.iter().fold(0, |largest: i32, &bits| largest.max(bits));
-            *encode = self.encode_scale(f32::from_bits(amax as u32), dtype);
-            *decode = 1.0 / *encode;
+            self.arithmetic.tile_scale(f32::from_bits(amax as u32), dtype)
+        };
+        let tile_scales: Vec<TileScale> = maxima.chunks(BLOCK).map(scale_of).collect();
+        for (decode, scale) in scales.iter_mut().zip(&tile_scales) {
+            *decode = scale.decode;
         }
         for (row, row_codes) in values.chunks_exact(cols).zip(codes.chunks_exact_mut(cols)) {
             let blocks = row.chunks(BLOCK).zip(row_codes.chunks_mut(BLOCK));
-            for ((block, block_codes), &scale) in blocks.zip(&encode_scales) {
-                encode_values(block, scale, block_codes);
+            for ((block, block_codes), scale) in blocks.zip(&tile_scales) {
+                scale.encode(block, block_codes);
             }
         }
     }
@@ -158,10 +190,7 @@ impl Fp8Block {
 
 impl FormatRule for Fp8Block {
     fn id(&self) -> FormatId {
-        match self.rounding {
-            ScaleRounding::Fp32 => FormatId::fp8_block(),
-            ScaleRounding::PowerOfTwo => FormatId::fp8_block_pow2(),
-        }
+        FormatId::builtin(self.name)
     }
 
     fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
@@ -230,14 +259,13 @@ impl FormatRule for Fp8Block {
     }
 }
 
-pub(super) const RULES: &[&dyn FormatRule] = &[&Fp8Block::FP32_SCALES, &Fp8Block::POW2_SCALES];
-
-const BF16_MAX_BITS: u16 = 0x7F7F;
-const EXPONENT_BITS: u32 = 0xFF80_0000;
-
-#[inline]
-fn encode_values(values: &[f32], factor: f32, codes: &mut [u8]) {
-    for (code, &x) in codes.iter_mut().zip(values) {
-        *code = e4m3::encode(x * factor);
-    }
-}
+pub(super) const RULES: &[&dyn FormatRule] = &[
+    &Fp8Block::FP32_SCALES,
+    &Fp8Block::POW2_SCALES,
+    &Fp8Block::DEEPGEMM,
+    &Fp8Block::DEEPGEMM_UE8M0,
+    &Fp8Block::SGLANG,
+    &Fp8Block::SGLANG_DIVIDE,
+    &Fp8Block::DEEPSEEK,
+    &Fp8Block::DEEPSEEK_UE8M0,
+];

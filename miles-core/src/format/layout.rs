@@ -1,8 +1,9 @@
 //! Layouts in which matrix-multiplication libraries want block scales, and the way back.
 //!
 //! A quantized tensor keeps its scales compact and row-major. Blackwell's tensor cores read one-byte scales in tiles
-//! ([`ScaleLayout`]); cuBLAS reads the FP32 scales of block FP8 transposed or with padded rows ([`GemmScales`]).
-//! Padding is written as zero and ignored when read.
+//! ([`ScaleLayout`]); cuBLAS reads the FP32 scales of block FP8 transposed or with padded rows ([`GemmScales`]), DeepGEMM
+//! transposed, as FP32 or as packed exponents ([`DeepGemmScales`]). Padding is written as zero and ignored when read.
+//! Canonical bytes and digests never depend on any of this.
 //!
 //! ```text
 //! 128x4 tile, 512 bytes:  offset = (r % 32) * 16 + (r % 128 / 32) * 4 + c % 4
@@ -10,7 +11,13 @@
 //! tiles are row-major over ceil(rows / tile rows) x ceil(blocks / 4)
 //! ```
 
+mod deepgemm;
+mod tensor;
+
 use super::{FormatError, MAX_EXTENT};
+
+pub use deepgemm::{DeepGemmScales, exponent_bytes, exponent_values, repeat_tile_rows};
+pub use tensor::{canonical_scales, swizzled_scales};
 
 /// Where the one-byte scale of (row, block) stands in a buffer.
 ///
@@ -19,6 +26,8 @@ use super::{FormatError, MAX_EXTENT};
 pub enum ScaleLayout {
     /// Row-major, compact.
     Linear,
+    /// Row-major with rows padded to a multiple of 128 and blocks to one of 4: TransformerEngine's allocation.
+    PaddedLinear,
     /// Tiles of 128 rows by 4 blocks: cuBLASLt, `tcgen05`, CUTLASS.
     Tile128x4,
     /// Tiles of 8 rows by 4 blocks: small batches in FlashInfer and TensorRT-LLM.
@@ -31,7 +40,7 @@ impl ScaleLayout {
     pub const fn buffer_bytes(self, rows: usize, blocks: usize) -> usize {
         match self {
             Self::Linear => rows * blocks,
-            Self::Tile128x4 => rows.next_multiple_of(128) * blocks.next_multiple_of(4),
+            Self::PaddedLinear | Self::Tile128x4 => rows.next_multiple_of(128) * blocks.next_multiple_of(4),
             Self::Tile8x4 => rows.next_multiple_of(8) * blocks.next_multiple_of(4),
         }
     }
@@ -42,6 +51,7 @@ impl ScaleLayout {
         let tiles_per_row = blocks.div_ceil(4);
         match self {
             Self::Linear => row * blocks + block,
+            Self::PaddedLinear => row * blocks.next_multiple_of(4) + block,
             Self::Tile128x4 => {
                 let tile = row / 128 * tiles_per_row + block / 4;
                 tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
@@ -53,10 +63,10 @@ impl ScaleLayout {
     /// Lays a row-major `[rows, blocks]` scale matrix out, padding with zeros.
     ///
     /// # Errors
-    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks;
+    /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
     pub fn swizzle(self, scales: &[u8], rows: usize, blocks: usize) -> Result<Vec<u8>, FormatError> {
-        check_extents(self.name(), rows, blocks)?;
-        check_length(Self::Linear.name(), rows, blocks, rows * blocks, scales.len())?;
+        check_length(Self::Linear.name(), rows, blocks, || rows * blocks, scales.len())?;
         let mut buffer = vec![0; self.buffer_bytes(rows, blocks)];
         for (index, &scale) in scales.iter().enumerate() {
             buffer[self.offset(index / blocks, index % blocks, blocks)] = scale;
@@ -67,16 +77,17 @@ impl ScaleLayout {
     /// Reads the row-major `[rows, blocks]` scale matrix back; whatever stands in the padding is ignored.
     ///
     /// # Errors
-    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_bytes`](Self::buffer_bytes) bytes.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks;
+    /// [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_bytes`](Self::buffer_bytes) bytes.
     pub fn unswizzle(self, buffer: &[u8], rows: usize, blocks: usize) -> Result<Vec<u8>, FormatError> {
-        check_extents(self.name(), rows, blocks)?;
-        check_length(self.name(), rows, blocks, self.buffer_bytes(rows, blocks), buffer.len())?;
+        check_length(self.name(), rows, blocks, || self.buffer_bytes(rows, blocks), buffer.len())?;
         Ok((0..rows * blocks).map(|index| buffer[self.offset(index / blocks, index % blocks, blocks)]).collect())
     }
 
     const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
+            Self::PaddedLinear => "padded linear",
             Self::Tile128x4 => "128x4",
             Self::Tile8x4 => "8x4",
         }
@@ -114,10 +125,10 @@ impl GemmScales {
     /// Lays a row-major `[rows, blocks]` scale matrix out, padding with zeros.
     ///
     /// # Errors
-    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks;
+    /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long.
     pub fn arrange(self, scales: &[f32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
-        check_extents(self.name(), rows, blocks)?;
-        check_length("compact", rows, blocks, rows * blocks, scales.len())?;
+        check_length("compact", rows, blocks, || rows * blocks, scales.len())?;
         let mut buffer = vec![0.0; self.buffer_len(rows, blocks)];
         for (index, &scale) in scales.iter().enumerate() {
             buffer[self.offset(index / blocks, index % blocks, rows, blocks)] = scale;
@@ -128,10 +139,10 @@ impl GemmScales {
     /// Reads the row-major `[rows, blocks]` scale matrix back; whatever stands in the padding is ignored.
     ///
     /// # Errors
-    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks; [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_len`](Self::buffer_len) elements.
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`] rows or blocks;
+    /// [`FormatError::ScaleBufferLength`] when `buffer` has not [`buffer_len`](Self::buffer_len) elements.
     pub fn compact(self, buffer: &[f32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
-        check_extents(self.name(), rows, blocks)?;
-        check_length(self.name(), rows, blocks, self.buffer_len(rows, blocks), buffer.len())?;
+        check_length(self.name(), rows, blocks, || self.buffer_len(rows, blocks), buffer.len())?;
         Ok((0..rows * blocks).map(|index| buffer[self.offset(index / blocks, index % blocks, rows, blocks)]).collect())
     }
 
@@ -143,23 +154,19 @@ impl GemmScales {
     }
 }
 
+/// Refuses sizes whose product could not be addressed, before anything is multiplied, and a buffer of another length.
 fn check_length(
     layout: &'static str,
     rows: usize,
     blocks: usize,
-    expected: usize,
+    expected: impl FnOnce() -> usize,
     found: usize,
 ) -> Result<(), FormatError> {
-    if expected == found {
-        return Ok(());
+    if rows > MAX_EXTENT || blocks > MAX_EXTENT {
+        return Err(FormatError::ScaleExtent { layout, rows, blocks, limit: MAX_EXTENT });
     }
-    Err(FormatError::ScaleBufferLength { layout, rows, blocks, expected, found })
-}
-
-/// Refuses sizes whose product could not be addressed, before anything is multiplied.
-fn check_extents(layout: &'static str, rows: usize, blocks: usize) -> Result<(), FormatError> {
-    if rows <= MAX_EXTENT && blocks <= MAX_EXTENT {
-        return Ok(());
+    match expected() {
+        expected if expected == found => Ok(()),
+        expected => Err(FormatError::ScaleBufferLength { layout, rows, blocks, expected, found }),
     }
-    Err(FormatError::ScaleExtent { layout, rows, blocks, limit: MAX_EXTENT })
 }

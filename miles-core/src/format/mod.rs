@@ -14,6 +14,11 @@
 //! | `nvfp4` | [`Nvfp4`] | E2M1 | 16 | E4M3 | one `f32` per row or tensor |
 //! | `mxfp8` | [`Mxfp8`] | E4M3 | 32 | E8M0 | none |
 //! | `fp8-block` | [`Fp8Block`] | E4M3 | 1x128 activations, 128x128 weights | `f32` | none |
+//! | `fp8-channel`, `int8-channel` | [`Symmetric`] | E4M3, INT8 | a line | `f32` | none |
+//! | `fp8-tensor` | [`Symmetric`] | E4M3 | | none | one `f32` per row or tensor |
+//! | `int4-group/32`, `/64`, `/128` | [`Symmetric`] | INT4 | 32, 64, 128 | `f32` | none |
+//!
+//! A format's variants are formats named after it (`mxfp8/ocp-floor`), each a value of the same rule type.
 //!
 //! Everything here is a function of its arguments: no environment, no thread count, no device. Any row count works,
 //! including 0; a last block that is cut short behaves as if padded with zeros. A user's own format is a value that
@@ -30,11 +35,13 @@ mod quantized;
 mod rule;
 mod source;
 mod spec;
+mod stack;
 
 pub mod fp8_block;
 pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod symmetric;
 
 /// Most rows, and most columns, of a tensor. Far above every model; sizes up to it can be multiplied without overflow,
 /// and a tensor that claims more while it holds no element is refused before anyone loops over its rows.
@@ -52,3 +59,5 @@ pub use quantized::QuantizedTensor;
 pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
 pub use source::{Source, SourceDtype, SourceValues};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};
+pub use stack::{ExpertMatrix, ExpertStack, Orientation, Packing, StackedTensor};
+pub use symmetric::Symmetric;

@@ -94,7 +94,8 @@ impl QuantizedTensor {
     /// |---|---|---|
     /// | `nvfp4` | `[rows, cols / 2]`, even element in the low nibble | transposed, `[cols, ceil(rows / 2)]` |
     /// | `mxfp8` | `[rows, cols]` | `[rows, cols]` |
-    /// | `fp8-block` | `[rows, cols]` | transposed, `[cols, rows]` |
+    /// | `fp8-block`, `fp8-channel`, `fp8-tensor`, `int8-channel` | `[rows, cols]` | transposed, `[cols, rows]` |
+    /// | `int4-group/..` | `[rows, ceil(cols / 2)]`, even element in the low nibble | transposed, `[cols, ceil(rows / 2)]` |
     #[must_use]
     pub fn codes(&self) -> &[u8] {
         &self.0.parts.codes

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{FormatError, FormatId, MAX_EXTENT, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4};
+use super::{
+    FormatError, FormatId, MAX_EXTENT, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4, symmetric,
+};
 
 /// The arithmetic of one format. Implement it to add a format of your own.
 ///
@@ -133,4 +135,4 @@ impl fmt::Display for ScaleKind {
     }
 }
 
-static BUILTIN: [&[&dyn FormatRule]; 3] = [nvfp4::RULES, mxfp8::RULES, fp8_block::RULES];
+static BUILTIN: [&[&dyn FormatRule]; 4] = [nvfp4::RULES, mxfp8::RULES, fp8_block::RULES, symmetric::RULES];

@@ -30,7 +30,7 @@ pub enum Axis {
 /// How much one outer scale covers. Block scales are finer and always there; a format without outer scales has
 /// nothing else, whatever the scope.
 ///
-/// | scope | one outer scale for | decode scale of all zeros |
+/// | scope | one outer scale for | NVFP4's decode scale of all zeros |
 /// |---|---|---|
 /// | `Block` | nothing: block scales alone | |
 /// | `Row` | one line: a row for [`Axis::Row`] (a token), a column for [`Axis::Column`] | 0 |

@@ -138,7 +138,7 @@ fn o5_gate_and_up_share_the_outer_scale_of_their_concatenation() {
     let error = Nvfp4.quantize_joint(&[source(&gate, 3, "gate"), narrow], &spec).unwrap_err();
     let expected = FormatError::JointWidth { tensor: "narrow".into(), first: "gate".into(), expected: 64, found: 32 };
     assert_eq!(error, expected);
-    assert!(Mxfp8.quantize_joint(&[], &QuantizeSpec::weight(FormatId::mxfp8())).unwrap().is_empty());
+    assert!(Mxfp8::DEFAULT.quantize_joint(&[], &QuantizeSpec::weight(FormatId::mxfp8())).unwrap().is_empty());
 }
 
 #[test]
