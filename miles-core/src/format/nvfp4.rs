@@ -111,7 +111,9 @@ pub fn quantize_row_with(values: &[f32], outer: &OuterScale, codes: &mut [u8], s
     assert_eq!(codes.len(), values.len().div_ceil(2), "two NVFP4 codes per byte");
     assert_eq!(scales.len(), values.len().div_ceil(BLOCK), "one NVFP4 scale per block of 16");
     let (blocks, tail) = values.as_chunks::<BLOCK>();
-    let (code_blocks, code_tail) = codes.as_chunks_mut::<{ BLOCK / 2 }>();
+    // A tail of 15 values has as many code bytes as a whole block: the values decide where the blocks end.
+    let (block_codes, code_tail) = codes.split_at_mut(blocks.len() * (BLOCK / 2));
+    let code_blocks = block_codes.as_chunks_mut::<{ BLOCK / 2 }>().0;
     for ((block, packed), scale) in blocks.iter().zip(code_blocks).zip(scales.iter_mut()) {
         *scale = quantize_block(block, outer, packed);
     }

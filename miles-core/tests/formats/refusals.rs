@@ -58,13 +58,16 @@ fn rejects_odd_rows_in_nvfp4_only() {
 
 #[test]
 fn an_odd_number_of_tokens_has_a_column_copy_padded_by_half_a_byte() {
-    let x: Vec<f32> = (0..15).map(|i| i as f32 - 7.0).collect();
-    let padded: Vec<f32> = x.iter().copied().chain([0.0; 3]).collect();
     let spec = QuantizeSpec::activation(FormatId::nvfp4()).with_axis(Axis::Column);
-    let odd = Nvfp4.quantize(&Source::new(&x, 5, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
-    let even = Nvfp4.quantize(&Source::new(&padded, 6, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
-    assert_eq!((odd.codes(), odd.scales(), odd.outer()), (even.codes(), even.scales(), even.outer()));
-    assert_eq!(Nvfp4.dequantize(&odd).unwrap(), Nvfp4.dequantize(&even).unwrap()[..15]);
+    // Every odd remainder of a block, 15 included: its codes fill as many bytes as a whole block's.
+    for rows in (1..50).step_by(2) {
+        let x: Vec<f32> = (0..rows * 3).map(|i| i as f32 - 7.0).collect();
+        let padded: Vec<f32> = x.iter().copied().chain([0.0; 3]).collect();
+        let odd = Nvfp4.quantize(&Source::new(&x, rows, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+        let even = Nvfp4.quantize(&Source::new(&padded, rows + 1, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+        assert_eq!((odd.codes(), odd.scales(), odd.outer()), (even.codes(), even.scales(), even.outer()), "{rows}");
+        assert_eq!(Nvfp4.dequantize(&odd).unwrap(), Nvfp4.dequantize(&even).unwrap()[..rows * 3], "{rows}");
+    }
 }
 
 #[test]
