@@ -17,7 +17,10 @@ macro_rules! conformance_tests {
         $crate::conformance_tests! { format format_conformance: $subject }
     };
     (format $module:ident: $subject:expr) => {
-        $crate::conformance_group_tests! { $module, $subject, format_group, FORMAT_GROUPS, [lengths] }
+        $crate::conformance_group_tests! { $module, $subject, format_group, FORMAT_GROUPS, [
+            declared, lengths, empty, repeatable, rows, transpose, padding, zeros, finite, error_bound, monotone,
+            idempotent, joint, parts, non_finite, refusals
+        ] }
     };
 }
 
@@ -35,7 +38,7 @@ macro_rules! conformance_group_tests {
                 #[test]
                 fn $group() {
                     let report = $crate::conformance::$run(&$subject, stringify!($group));
-                    if let Err(error) = report.require() {
+                    if let Err(error) = report.require_group() {
                         panic!("{error}");
                     }
                 }

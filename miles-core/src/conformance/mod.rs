@@ -25,7 +25,9 @@
 //! - A report without one passed case fails: nothing ran.
 //! - Cases are functions of the value under test alone: no environment, no clock, no random seed.
 
+mod compare;
 mod formats;
+mod grid;
 mod macros;
 mod report;
 mod suite;

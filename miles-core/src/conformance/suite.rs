@@ -59,10 +59,19 @@ impl Suite {
 
     /// Runs something that the subject declares it cannot do: it has to answer [`Error::Unsupported`].
     pub fn refusal<T>(&mut self, name: impl Into<String>, attempt: impl FnOnce() -> crate::Result<T>) {
-        self.record(name.into(), || match attempt() {
-            Err(Error::Unsupported { why, .. }) => Outcome::Unsupported { why },
-            Err(error) => Outcome::Failed { why: format!("declared unsupported, answers another error: {error}") },
-            Ok(_) => Outcome::Failed { why: "declared unsupported, and does it all the same".to_owned() },
+        self.unsupported(name, || match attempt() {
+            Err(Error::Unsupported { why, .. }) => Ok(why),
+            Err(error) => Err(Failure::new(format!("declared unsupported, answers another error: {error}"))),
+            Ok(_) => Err(Failure::new("declared unsupported, and does it all the same")),
+        });
+    }
+
+    /// Records what the subject does not do, with the reason that `confirm` finds; or the failure, if it finds that
+    /// the subject does not refuse as it should.
+    pub fn unsupported(&mut self, name: impl Into<String>, confirm: impl FnOnce() -> Result<String, Failure>) {
+        self.record(name.into(), || match confirm() {
+            Ok(why) => Outcome::Unsupported { why },
+            Err(Failure(why)) => Outcome::Failed { why },
         });
     }
 

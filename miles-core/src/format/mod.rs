@@ -43,6 +43,6 @@ pub use mxfp8::Mxfp8;
 pub use nvfp4::Nvfp4;
 pub use parts::{BlockScales, QuantizedParts};
 pub use quantized::QuantizedTensor;
-pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule};
+pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
 pub use source::{Source, SourceDtype};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};

@@ -78,6 +78,11 @@ pub fn builtin_rule(format: &FormatId) -> Option<&'static dyn FormatRule> {
     BUILTIN.iter().find(|(name, _)| *name == format.as_str()).map(|(_, rule)| *rule)
 }
 
+/// Every built-in rule. A name that [`builtin_rule`] knows is here, and nothing else is.
+pub fn builtin_rules() -> impl Iterator<Item = &'static dyn FormatRule> {
+    BUILTIN.iter().map(|(_, rule)| *rule)
+}
+
 pub(super) fn known_or_error(format: &FormatId) -> Result<&'static dyn FormatRule, FormatError> {
     builtin_rule(format).ok_or_else(|| FormatError::UnknownFormat {
         format: format.clone(),
