@@ -22,6 +22,15 @@ macro_rules! conformance_tests {
             idempotent, joint, parts, non_finite, refusals
         ] }
     };
+    (quantizer: $subject:expr) => {
+        $crate::conformance_tests! { quantizer quantizer_conformance: $subject }
+    };
+    (quantizer $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, quantizer_group, QUANTIZER_GROUPS, [
+            declared, golden_bytes, shapes, large, ties, scales, division, magnitudes, subnormals, zeros,
+            negative_zeros, non_finite, joint, neighbours, repeat, decode, publication
+        ] }
+    };
 }
 
 /// The tests of one subject: a `#[test]` per group, and one that compares the groups with those of the suite.

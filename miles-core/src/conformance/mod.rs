@@ -25,13 +25,17 @@
 //! - A report without one passed case fails: nothing ran.
 //! - Cases are functions of the value under test alone: no environment, no clock, no random seed.
 
+pub mod broken;
 mod compare;
 mod formats;
+mod golden;
 mod grid;
 mod macros;
+mod quantizers;
 mod report;
 mod suite;
 
 pub use formats::{FORMAT_GROUPS, format_group, formats};
+pub use quantizers::{Publisher, QUANTIZER_GROUPS, publication, quantizer, quantizer_group, quantizer_with};
 pub use report::{Case, ConformanceError, Outcome, Report};
 pub use suite::{Failure, Suite, Verdict};

@@ -9,6 +9,8 @@ mod rows;
 mod shapes;
 mod values;
 
+pub(in crate::conformance) use rows::same_row;
+
 use super::grid::{Grid, spec_name, specs};
 use super::{Failure, Report, Suite, Verdict};
 use crate::format::{Axis, FormatRule, Operand, QuantizeSpec, ScaleKind, ScaleScope};
