@@ -36,7 +36,7 @@ impl Grid {
         Self::from_fn(rows, cols, |row, col| {
             let bits = mix(seed, (row * cols + col) as u64);
             let magnitude = f32::from_bits((115 + (bits >> 40) as u32 % 24) << 23);
-            if bits % 17 == 0 { 0.0 } else { fraction(bits) * magnitude }
+            if bits.is_multiple_of(17) { 0.0 } else { fraction(bits) * magnitude }
         })
     }
 

@@ -10,6 +10,7 @@
 ///
 /// miles_core::conformance_tests! { format: Mxfp8 }
 /// miles_core::conformance_tests! { format block_fp8: Fp8Block::FP32_SCALES }
+/// miles_core::conformance_tests! { quantizer: miles_core::conformance::broken::Broken::sound() }
 /// ```
 #[macro_export]
 macro_rules! conformance_tests {

@@ -21,8 +21,7 @@ pub use masters::{PUBLISH_MASTERS_CAUGHT_BY, publish_masters};
 use std::sync::{Mutex, PoisonError};
 
 use crate::format::{
-    FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedTensor, ScaleKind, Source, TensorLayout, abs_max,
-    builtin_rule,
+    FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedTensor, ScaleKind, Source, TensorLayout, builtin_rule,
 };
 use crate::plugin::{Quantizer, Support};
 use crate::{Error, Result};
@@ -162,7 +161,10 @@ impl Quantizer for Broken {
             }
             .into());
         }
-        let shared = sources.iter().fold(0.0, |amax: f32, source| amax.max(abs_max(&source.values())));
+        let mut shared: f32 = 0.0;
+        for source in sources {
+            shared = source.values().iter().fold(shared, |amax, x| amax.max(x.abs()));
+        }
         sources.iter().map(|source| self.quantize_one(source, spec, shared)).collect()
     }
 

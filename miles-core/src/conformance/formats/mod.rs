@@ -150,7 +150,13 @@ fn block_length(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Result<usize, Fai
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Mxfp8, builtin_rules};
+    use crate::Error;
+    use crate::conformance::Outcome;
+    use crate::conformance::broken::{Broken, Defect};
+    use crate::format::{
+        FormatError, FormatId, Mxfp8, QuantizedTensor, Source, TensorLayout, builtin_rule, builtin_rules,
+    };
+    use crate::plugin::Quantizer;
 
     #[test]
     fn every_built_in_format_passes() {
@@ -165,5 +171,76 @@ mod tests {
         let mut groups: Vec<String> = formats(&Mxfp8).cases.iter().map(|case| case.group().to_owned()).collect();
         groups.dedup();
         assert_eq!(groups, FORMAT_GROUPS);
+    }
+
+    /// A built-in rule whose bytes a defective quantizer makes, or that refuses every spec.
+    struct Wrong {
+        rule: &'static dyn FormatRule,
+        quantizer: Broken,
+        refuses: bool,
+    }
+
+    impl FormatRule for Wrong {
+        fn id(&self) -> FormatId {
+            self.rule.id()
+        }
+
+        fn layout(&self, rows: usize, cols: usize, spec: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
+            if self.refuses {
+                return Err(FormatError::TooLarge { format: self.id(), rows, cols });
+            }
+            self.rule.layout(rows, cols, spec)
+        }
+
+        fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
+            self.quantize_joint(std::slice::from_ref(source), spec).map(|mut tensors| tensors.swap_remove(0))
+        }
+
+        fn quantize_joint(
+            &self,
+            sources: &[Source<'_>],
+            spec: &QuantizeSpec,
+        ) -> Result<Vec<QuantizedTensor>, FormatError> {
+            self.quantizer.quantize(sources, spec).map_err(|error| match error {
+                Error::Format(error) => error,
+                _ => FormatError::FormatMismatch { rule: self.id(), requested: spec.format.clone() },
+            })
+        }
+
+        fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
+            self.rule.dequantize(tensor)
+        }
+    }
+
+    fn wrong(format: &FormatId, quantizer: Broken) -> Wrong {
+        let rule = builtin_rule(format).unwrap_or(&Mxfp8);
+        Wrong { rule, quantizer, refuses: false }
+    }
+
+    #[test]
+    fn a_rule_that_breaks_a_promise_fails_the_group_of_that_promise() {
+        for (format, defect, case) in [
+            (FormatId::mxfp8(), Defect::NeighbourScale, "rows/activation-row-row"),
+            (FormatId::nvfp4(), Defect::TruncatedTail, "padding/activation-row-row"),
+            (FormatId::nvfp4(), Defect::SwappedNibbles, "error_bound/activation-row-row"),
+            (FormatId::mxfp8(), Defect::NanScaleOnZeroBlock, "zeros/activation-row-row"),
+        ] {
+            let group = case.split('/').next().unwrap_or_default();
+            let sound = format_group(&wrong(&format, Broken::sound()), group);
+            assert_eq!(sound.outcome(case), Some(&Outcome::Passed), "{sound}");
+            let report = format_group(&wrong(&format, Broken::with(defect)), group);
+            assert!(matches!(report.outcome(case), Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_refuses_every_spec_does_not_pass() {
+        let mut refusing = wrong(&FormatId::mxfp8(), Broken::sound());
+        refusing.refuses = true;
+        // It says that it supports nothing, and quantizes all the same: both are failures.
+        let report = formats(&refusing);
+        assert!(report.require().is_err() && report.passed() == 0, "{report}");
+        assert!(matches!(report.outcome("declared/any"), Some(Outcome::Failed { .. })), "{report}");
+        assert!(matches!(report.outcome("declared/weight-row-tensor"), Some(Outcome::Failed { .. })), "{report}");
     }
 }

@@ -57,6 +57,15 @@ pub const QUANTIZER_GROUPS: &[&str] = &[
 ];
 
 /// Runs the whole quantizer suite over the built-in formats.
+///
+/// ```no_run
+/// use miles_core::conformance::{self, broken::Broken};
+///
+/// let report = conformance::quantizer(&Broken::sound());
+/// println!("{report}\n{}", report.to_json());
+/// report.require()?;
+/// # Ok::<(), conformance::ConformanceError>(())
+/// ```
 #[must_use]
 pub fn quantizer(quantizer: &dyn Quantizer) -> Report {
     quantizer_with(quantizer, &[])
@@ -69,6 +78,13 @@ pub fn quantizer_with(quantizer: &dyn Quantizer, rules: &[&dyn FormatRule]) -> R
 }
 
 /// Runs one group of the quantizer suite over the built-in formats.
+///
+/// ```
+/// use miles_core::conformance::{self, broken::Broken, quantizer_group};
+///
+/// quantizer_group(&Broken::sound(), "golden_bytes").require()?;
+/// # Ok::<(), conformance::ConformanceError>(())
+/// ```
 #[must_use]
 pub fn quantizer_group(quantizer: &dyn Quantizer, group: &str) -> Report {
     run(quantizer, &[], Suite::new(format!("quantizer {}", quantizer.id())).only(group))
