@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod digest;
 mod error;
 pub mod format;

@@ -214,7 +214,10 @@ fn other_models_and_damaged_ledgers_end_in_words() {
     let ledger = moe.path("out").join("ledger.jsonl");
     let text = fs::read_to_string(&ledger).unwrap();
     fs::write(&ledger, &text[..text.len() / 2]).unwrap();
-    let torn = |error: &PolicyError| matches!(error, PolicyError::Ledger(LedgerError::Torn { .. }));
+    let torn = |error: &PolicyError| match error {
+        PolicyError::Ledger(fault) => matches!(fault.as_ref(), LedgerError::Torn { .. }),
+        _ => false,
+    };
     let error = verify(&open(&moe).policy().unwrap(), &ledger, None).unwrap_err();
     assert!(torn(&error), "{error}");
     let error = LedgerFile::open(&ledger).unwrap().find_map(Result::err).unwrap();

@@ -89,7 +89,7 @@ pub fn tensor_difference(a: &PolicyTensor, b: &PolicyTensor) -> Option<TensorDif
         return Some(TensorDifference::Kind { a: kind_a, b: kind_b });
     }
     let (parts_a, parts_b) = (parts(a), parts(b));
-    let count = |(x, y): (&(Part, Vec<u8>), &(Part, Vec<u8>))| PartCount {
+    let count = |(x, y): (&PartBytes, &PartBytes)| PartCount {
         part: x.0,
         differing_bytes: x.1.iter().zip(&y.1).filter(|(x, y)| x != y).count(),
         bytes: x.1.len(),
@@ -138,7 +138,9 @@ fn kind(tensor: &PolicyTensor) -> String {
     }
 }
 
-fn parts(tensor: &PolicyTensor) -> Vec<(Part, Vec<u8>)> {
+type PartBytes = (Part, Vec<u8>);
+
+fn parts(tensor: &PolicyTensor) -> Vec<PartBytes> {
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     match tensor {
         PolicyTensor::Dense(dense) => vec![(Part::Elements, dense.bytes().to_vec())],

@@ -54,7 +54,7 @@ pub enum PolicyError {
     },
     /// A ledger file that cannot be trusted.
     #[error(transparent)]
-    Ledger(#[from] LedgerError),
+    Ledger(Box<LedgerError>),
     /// Reading or writing failed.
     #[error("{path}: {source}")]
     Io {
@@ -63,4 +63,10 @@ pub enum PolicyError {
         /// Cause.
         source: std::io::Error,
     },
+}
+
+impl From<LedgerError> for PolicyError {
+    fn from(error: LedgerError) -> Self {
+        PolicyError::Ledger(Box::new(error))
+    }
 }

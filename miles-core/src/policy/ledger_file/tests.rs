@@ -44,7 +44,7 @@ fn read(content: impl AsRef<[u8]>) -> Result<Vec<RecordedVersion>, PolicyError> 
 
 fn error(content: impl AsRef<[u8]>) -> LedgerError {
     match read(content) {
-        Err(PolicyError::Ledger(error)) => error,
+        Err(PolicyError::Ledger(error)) => *error,
         other => panic!("{other:?}"),
     }
 }
