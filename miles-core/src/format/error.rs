@@ -68,6 +68,28 @@ pub enum FormatError {
         /// The most of either.
         limit: usize,
     },
+    /// The format transforms whole blocks, so the length along the block axis has to be a multiple of the block.
+    #[error("format {format} rotates blocks of {block} along the {axis} axis: [{rows}, {cols}] ends in a part of one")]
+    PartialBlock {
+        /// The format.
+        format: FormatId,
+        /// The block axis.
+        axis: Axis,
+        /// Rows of the tensor.
+        rows: usize,
+        /// Columns of the tensor.
+        cols: usize,
+        /// Elements of a block.
+        block: usize,
+    },
+    /// Two choices of a format contradict each other.
+    #[error("{format} cannot be a format: {why}")]
+    Conflict {
+        /// The name that the combination would have.
+        format: FormatId,
+        /// The contradiction.
+        why: &'static str,
+    },
     /// The size of a buffer does not fit in `usize`.
     #[error("format {format}: a [{rows}, {cols}] tensor is too large to address")]
     TooLarge {

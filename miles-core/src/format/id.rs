@@ -53,6 +53,11 @@ impl FormatId {
         Self(Repr::Builtin(name))
     }
 
+    /// The name of a combination of built-in variants.
+    pub(super) fn composed(name: &str) -> Self {
+        Self(Repr::Shared(name.into()))
+    }
+
     /// The name without its variants: `nvfp4` of `nvfp4/te-2.13`.
     #[must_use]
     pub fn family(&self) -> &str {

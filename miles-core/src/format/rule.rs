@@ -74,13 +74,14 @@ pub enum ScaleKind {
     F32,
 }
 
-/// The built-in rule of that name.
+/// The built-in rule of that name, one of [`builtin_rules`] or a combination of variants
+/// ([`nvfp4::combinations`]).
 #[must_use]
 pub fn builtin_rule(format: &FormatId) -> Option<&'static dyn FormatRule> {
-    builtin_rules().find(|rule| rule.id() == *format)
+    nvfp4::combination(format).or_else(|| builtin_rules().find(|rule| rule.id() == *format))
 }
 
-/// Every built-in rule, each format's default before its variants.
+/// Every built-in rule, each format's default before its variants. Combinations of variants are not listed.
 pub fn builtin_rules() -> impl Iterator<Item = &'static dyn FormatRule> {
     BUILTIN.iter().flat_map(|rules| rules.iter().copied())
 }

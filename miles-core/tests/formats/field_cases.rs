@@ -38,7 +38,8 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
     let x = [f32::NAN, 1.0, f32::INFINITY, -1.0];
     let source = Source::new(&x, 2, 2, SourceDtype::Bf16, Some("experts.3.up")).unwrap();
     let spec = QuantizeSpec::weight(FormatId::nvfp4());
-    let Err(FormatError::NonFinite { tensor, row, column, block, value }) = Nvfp4.quantize(&source, &spec) else {
+    let Err(FormatError::NonFinite { tensor, row, column, block, value }) = Nvfp4::DEFAULT.quantize(&source, &spec)
+    else {
         panic!("a NaN weight is an error");
     };
     assert_eq!((tensor.as_str(), row, column, block), ("experts.3.up", 0, 0, 0));
@@ -127,7 +128,7 @@ fn o5_gate_and_up_share_the_outer_scale_of_their_concatenation() {
     let both: Vec<f32> = gate.iter().chain(&up).copied().collect();
     let source = |x, rows, name| Source::new(x, rows, cols, SourceDtype::F32, Some(name)).unwrap();
     for spec in specs(&FormatId::nvfp4()).into_iter().filter(|spec| spec.axis == Axis::Row) {
-        let pair = Nvfp4.quantize_joint(&[source(&gate, 3, "gate"), source(&up, 5, "up")], &spec).unwrap();
+        let pair = Nvfp4::DEFAULT.quantize_joint(&[source(&gate, 3, "gate"), source(&up, 5, "up")], &spec).unwrap();
         let fused = quantize(&both, 8, cols, &spec);
         let (gate_values, up_values) = (pair[0].dequantize_f32().unwrap(), pair[1].dequantize_f32().unwrap());
         assert_same_bits(&[gate_values, up_values].concat(), &fused.dequantize_f32().unwrap());
@@ -135,7 +136,7 @@ fn o5_gate_and_up_share_the_outer_scale_of_their_concatenation() {
     }
     let narrow = Source::new(&gate, 6, 32, SourceDtype::F32, Some("narrow")).unwrap();
     let spec = QuantizeSpec::weight(FormatId::nvfp4());
-    let error = Nvfp4.quantize_joint(&[source(&gate, 3, "gate"), narrow], &spec).unwrap_err();
+    let error = Nvfp4::DEFAULT.quantize_joint(&[source(&gate, 3, "gate"), narrow], &spec).unwrap_err();
     let expected = FormatError::JointWidth { tensor: "narrow".into(), first: "gate".into(), expected: 64, found: 32 };
     assert_eq!(error, expected);
     assert!(Mxfp8::DEFAULT.quantize_joint(&[], &QuantizeSpec::weight(FormatId::mxfp8())).unwrap().is_empty());

@@ -77,9 +77,9 @@ fn rejects_odd_rows_in_nvfp4_only() {
     let x = [1.0; 6];
     let source = Source::new(&x, 2, 3, SourceDtype::F32, None).unwrap();
     let spec = QuantizeSpec::activation(FormatId::nvfp4());
-    let error = Nvfp4.quantize(&source, &spec).unwrap_err();
+    let error = Nvfp4::DEFAULT.quantize(&source, &spec).unwrap_err();
     assert_eq!(error, FormatError::OddLength { format: FormatId::nvfp4(), axis: Axis::Row, rows: 2, cols: 3 });
-    assert!(Nvfp4.quantize(&source, &spec.with_axis(Axis::Column)).is_ok());
+    assert!(Nvfp4::DEFAULT.quantize(&source, &spec.with_axis(Axis::Column)).is_ok());
     let spec = QuantizeSpec::activation(FormatId::mxfp8());
     assert!(Mxfp8::DEFAULT.quantize(&source, &spec).is_ok());
 }
@@ -91,10 +91,16 @@ fn an_odd_number_of_tokens_has_a_column_copy_padded_by_half_a_byte() {
     for rows in (1..50).step_by(2) {
         let x: Vec<f32> = (0..rows * 3).map(|i| i as f32 - 7.0).collect();
         let padded: Vec<f32> = x.iter().copied().chain([0.0; 3]).collect();
-        let odd = Nvfp4.quantize(&Source::new(&x, rows, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
-        let even = Nvfp4.quantize(&Source::new(&padded, rows + 1, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+        let odd = Nvfp4::DEFAULT.quantize(&Source::new(&x, rows, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+        let even = Nvfp4::DEFAULT
+            .quantize(&Source::new(&padded, rows + 1, 3, SourceDtype::F32, None).unwrap(), &spec)
+            .unwrap();
         assert_eq!((odd.codes(), odd.scales(), odd.outer()), (even.codes(), even.scales(), even.outer()), "{rows}");
-        assert_eq!(Nvfp4.dequantize(&odd).unwrap(), Nvfp4.dequantize(&even).unwrap()[..rows * 3], "{rows}");
+        assert_eq!(
+            Nvfp4::DEFAULT.dequantize(&odd).unwrap(),
+            Nvfp4::DEFAULT.dequantize(&even).unwrap()[..rows * 3],
+            "{rows}"
+        );
     }
 }
 

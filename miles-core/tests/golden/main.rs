@@ -1,4 +1,4 @@
-//! Every default-format vector of `tests/data/golden`, byte for byte.
+//! Every vector of `tests/data/golden`, byte for byte.
 //!
 //! Each test walks all keys of one file and counts: a key that nothing compares is a failure, and so is a count that
 //! differs from the number of vectors the file is known to hold.
@@ -9,3 +9,4 @@ mod fp8_block;
 mod mxfp8;
 mod numbers;
 mod nvfp4;
+mod nvfp4_variants;

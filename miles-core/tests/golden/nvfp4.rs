@@ -1,8 +1,8 @@
-//! `nvfp4.safetensors`, and the joint gate/up pairs and plain inputs of `variants.safetensors`.
+//! `nvfp4.safetensors`, and the joint gate/up pairs of `variants.safetensors`.
 
 use half::bf16;
 use miles_core::format::layout::ScaleLayout;
-use miles_core::format::nvfp4::dequantize_without_outer;
+use miles_core::format::nvfp4::{Rounding, Tile, dequantize_without_outer};
 use miles_core::format::{Axis, FormatId, FormatRule, NonFinite, Nvfp4, QuantizeSpec, QuantizedTensor, ScaleScope};
 
 use crate::file::{Golden, Input, assert_bf16, assert_bytes, assert_f32};
@@ -11,19 +11,20 @@ use crate::file::{Golden, Input, assert_bf16, assert_bytes, assert_f32};
 fn every_nvfp4_vector_is_reproduced() {
     let golden = Golden::open("nvfp4.safetensors");
     let inputs = Golden::open("inputs.safetensors");
-    let (mut compared, mut variants) = (0, 0);
+    let mut compared = 0;
     for (case, field) in golden.keys() {
         let key = format!("{case}/{field}");
         let (prefix, part) = field.split_once('.').unwrap();
-        if prefix == "w2d" || part == "codes_pyref" {
-            variants += 1;
-            continue;
-        }
-        let tensor = quantize(&inputs.input(&format!("{case}/input")), &case, prefix);
+        let rule = match (prefix, part) {
+            ("w2d", _) => Nvfp4::DEFAULT.with_tile(Tile::Square).unwrap(),
+            (_, "codes_pyref") => Nvfp4::DEFAULT.with_rounding(Rounding::PositiveZero).unwrap(),
+            _ => Nvfp4::DEFAULT,
+        };
+        let tensor = quantize(&rule, &inputs.input(&format!("{case}/input")), &case, prefix);
         let scales = tensor.scales().as_u8().unwrap();
         let (rows, blocks) = (tensor.scale_rows(), tensor.scale_cols());
         match part {
-            "codes" => assert_bytes(&key, tensor.codes(), &golden.bytes(&key)),
+            "codes" | "codes_pyref" => assert_bytes(&key, tensor.codes(), &golden.bytes(&key)),
             "scales" => assert_bytes(&key, scales, &golden.bytes(&key)),
             "amax" => assert_f32(&key, tensor.amax(), &golden.f32(&key)),
             "token_scale" | "scale_2" => assert_f32(&key, tensor.outer(), &golden.f32(&key)),
@@ -44,7 +45,7 @@ fn every_nvfp4_vector_is_reproduced() {
         }
         compared += 1;
     }
-    assert_eq!((compared, variants), (503, 67));
+    assert_eq!(compared, 570);
 }
 
 #[test]
@@ -54,7 +55,7 @@ fn every_joint_gate_up_vector_is_reproduced() {
     for (case, field) in golden.keys().iter().filter(|(case, _)| case.starts_with("gateup")) {
         let (gate, up) = (golden.input(&format!("{case}/gate.input")), golden.input(&format!("{case}/up.input")));
         let spec = QuantizeSpec::weight(FormatId::nvfp4());
-        let pair = Nvfp4.quantize_joint(&[gate.source("gate"), up.source("up")], &spec).unwrap();
+        let pair = Nvfp4::DEFAULT.quantize_joint(&[gate.source("gate"), up.source("up")], &spec).unwrap();
         let key = format!("{case}/{field}");
         match field.as_str() {
             "gate.input" | "up.input" => continue,
@@ -71,25 +72,15 @@ fn every_joint_gate_up_vector_is_reproduced() {
     assert_eq!(compared, 24);
 }
 
-#[test]
-fn rotated_inputs_quantize_like_any_other() {
-    let golden = Golden::open("variants.safetensors");
-    for case in ["rht_signed", "rht_plain"] {
-        let tensor = quantize(&golden.input(&format!("{case}/output")), case, "ten");
-        assert_bytes(case, tensor.codes(), &golden.bytes(&format!("{case}/ten.codes")));
-        assert_bytes(case, tensor.scales().as_u8().unwrap(), &golden.bytes(&format!("{case}/ten.scales")));
-    }
-}
-
-fn quantize(input: &Input, case: &str, prefix: &str) -> QuantizedTensor {
+/// The copy of an input that the first part of a field's name stands for.
+pub fn quantize(rule: &Nvfp4, input: &Input, case: &str, prefix: &str) -> QuantizedTensor {
     let (axis, scope) = match prefix {
         "row" => (Axis::Row, ScaleScope::Row),
-        "ten" => (Axis::Row, ScaleScope::Tensor),
+        "ten" | "w2d" => (Axis::Row, ScaleScope::Tensor),
         "col" => (Axis::Column, ScaleScope::Row),
         "tencol" => (Axis::Column, ScaleScope::Tensor),
         _ => panic!("{case}/{prefix}: unknown copy"),
     };
-    let spec =
-        QuantizeSpec::weight(FormatId::nvfp4()).with_axis(axis).with_scope(scope).with_non_finite(NonFinite::Hardware);
-    Nvfp4.quantize(&input.source(case), &spec).unwrap()
+    let spec = QuantizeSpec::weight(rule.id()).with_axis(axis).with_scope(scope).with_non_finite(NonFinite::Hardware);
+    rule.quantize(&input.source(case), &spec).unwrap()
 }

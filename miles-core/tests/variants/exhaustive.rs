@@ -121,7 +121,7 @@ fn every_nvfp4_product_is_exact() {
     let codes = (0..rows).flat_map(|_| 0..=255_u8).collect();
     let block_scales = scales.iter().flat_map(|&scale| [scale; 32]).collect();
     let made = QuantizedParts { outer: vec![1.0], ..parts(FormatId::nvfp4(), rows, cols, codes, block_scales) };
-    let tensor = QuantizedTensor::from_parts(&Nvfp4, None, made).unwrap();
+    let tensor = QuantizedTensor::from_parts(&Nvfp4::default(), None, made).unwrap();
     let products = dequantize_without_outer(&tensor).unwrap();
     let mut compared = 0;
     for (row, products) in scales.iter().zip(products.chunks(cols)) {
