@@ -8,8 +8,9 @@
 //! * a reduction over a vector uses eight lane partials (lane = index mod 8) and one fixed combination ([`reduce`]);
 //! * `exp`, `ln` and friends are our own fixed polynomials ([`math`]), the same text for every instruction set.
 //!
-//! Each kernel is one plain-Rust body compiled twice, with and without AVX2/FMA ([`Isa`]); only the NVFP4 block dot has
-//! a hand-written AVX2 twin, because table look-up by byte shuffle is out of the auto-vectorizer's reach.
+//! Each kernel is one plain-Rust body compiled twice, with and without AVX2/FMA ([`Isa`]); only the NVFP4 block dot and
+//! the quantizers have a hand-written AVX2 twin: table look-up by byte shuffle and packing to bytes are out of the
+//! auto-vectorizer's reach.
 //!
 //! | module | what it computes |
 //! |---|---|
@@ -19,6 +20,7 @@
 //! | [`backward`] | `dX = dY W` and `dW += dYᵀ X` |
 //! | [`attention`], [`attention_backward`] | causal grouped-query attention of one sequence |
 //! | [`rowwise`] | norm, gate, rotary position, log-softmax, add, rounding |
+//! | `quantize` | whole tensors to the built-in formats, with the bytes of the format rules |
 //!
 //! The functions check shapes by `assert!` and panic on a mismatch: shapes are the caller's to prove, not data.
 
@@ -36,12 +38,13 @@ mod nvfp4;
 mod nvfp4_avx2;
 pub mod pack;
 mod panel;
+pub(crate) mod quantize;
 pub mod reduce;
 pub mod rowwise;
 mod source;
 mod split;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod unpack;
 
 pub use compute::{Compute, Isa};
