@@ -41,6 +41,7 @@ pub mod fp8_block;
 pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod shards;
 pub mod symmetric;
 
 /// Most rows, and most columns, of a tensor. Far above every model; sizes up to it can be multiplied without overflow,
@@ -57,6 +58,7 @@ pub use partition::{Cut, Partition};
 pub use parts::{BlockScales, QuantizedParts};
 pub use quantized::QuantizedTensor;
 pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
+pub use shards::ShardError;
 pub use source::{Source, SourceDtype, SourceValues};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};
 pub use stack::{ExpertMatrix, ExpertStack, Orientation, Packing, StackedTensor};

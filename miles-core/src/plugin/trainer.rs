@@ -10,6 +10,7 @@ use super::rollout::operand_unsupported;
 use crate::Result;
 use crate::network::ParamId;
 use crate::policy::{PolicyContext, PolicyStamp, PolicyTensor, Snapshot};
+use crate::precision::PartitionPlan;
 
 /// Trains the master weights of one policy.
 ///
@@ -274,6 +275,16 @@ pub enum TrainError {
     NonFiniteGradient {
         /// Tensor.
         tensor: String,
+    },
+    /// State that was saved under another partition plan.
+    #[error("{file}: the state was saved with {saved}, the trainer has {trainer}")]
+    PartitionMismatch {
+        /// File.
+        file: String,
+        /// Plan when it was saved.
+        saved: PartitionPlan,
+        /// Plan of the trainer's map.
+        trainer: PartitionPlan,
     },
     /// Saved state that does not fit.
     #[error("{file}: {why}")]
