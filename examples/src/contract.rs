@@ -109,6 +109,7 @@ pub fn engine_options(checkpoint: &Checkpoint) -> EngineOptions {
         max_running: 8,
         context_tokens: checkpoint.network().config.context_tokens,
         threads: None,
+        partition: PartitionPlan::WHOLE,
     }
 }
 

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use miles_core::format::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleScope, Source, builtin_rule, builtin_rules, fp8_block, mxfp8,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeCounts, QuantizeSpec, QuantizedParts,
+    QuantizedTensor, ScaleScope, Source, builtin_rule, builtin_rules, counts, fp8_block, mxfp8,
 };
 use miles_core::plugin::{Quantizer, Support};
 use miles_core::{Error, Result, registry};
@@ -127,6 +127,13 @@ impl Quantizer for CpuQuantizer {
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>> {
         Ok(self.rule(tensor.format(), "dequantize")?.dequantize(tensor)?)
+    }
+
+    /// A format whose rule does not tell its largest code is not counted: that would take 256 decodings.
+    fn count(&self, source: &Source<'_>, tensor: &QuantizedTensor) -> Result<Option<QuantizeCounts>> {
+        let rule = self.rule(tensor.format(), "count")?;
+        let counts = counts::largest_code(rule).map(|_| QuantizeCounts::of(rule, source, tensor));
+        Ok(counts.transpose()?)
     }
 }
 

@@ -11,7 +11,6 @@ use super::batch::Batch;
 use super::cache::KvCache;
 use super::operations::RolloutOperations;
 use crate::kernel::Isa;
-use crate::ops::weights::refuse_outer_scales_of_shards;
 use crate::ops::{Context, Forward, PolicyWeights};
 
 /// One policy version, ready to compute.
@@ -35,7 +34,6 @@ impl LoadedPolicy {
     ) -> Result<Self> {
         check_network(snapshot, network)?;
         check_formats(snapshot, context)?;
-        check_shards(snapshot)?;
         let weights = PolicyWeights::new(snapshot, context)?;
         Ok(LoadedPolicy { context: context.clone(), activations, weights })
     }
@@ -122,17 +120,6 @@ fn check_formats(snapshot: &Snapshot, context: &Context) -> Result<()> {
                 backend: context.quantizer().id().to_owned(),
                 why: "no rule of that name is built in or registered".to_owned(),
             });
-        }
-    }
-    Ok(())
-}
-
-fn check_shards(snapshot: &Snapshot) -> Result<()> {
-    let network = snapshot.network();
-    for id in network.ids() {
-        if let PolicyTensor::Quantized(tensor) = snapshot.tensor(id).as_ref() {
-            let name = &network.parameter(id).name;
-            refuse_outer_scales_of_shards(name, tensor.format(), tensor.partition(), tensor.layout())?;
         }
     }
     Ok(())

@@ -10,16 +10,16 @@
 
 use std::sync::Arc;
 
-use miles_core::Result;
 use miles_core::digest::Digest;
-use miles_core::format::{FormatId, QuantizedTensor, builtin_rule};
+use miles_core::format::{FormatId, Partition, QuantizedTensor, TensorLayout, builtin_rule};
 use miles_core::network::{ParamId, Role};
 use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::tensor::{DenseTensor, Dtype};
+use miles_core::{Error, Result};
 
-use super::Context;
 use super::error::OperationError;
 use super::rope::RopeTable;
+use super::{BACKEND, Context};
 use crate::kernel::decode::bf16;
 use crate::kernel::pack::PackedWeight;
 
@@ -74,7 +74,7 @@ impl PolicyWeights {
     /// shared with it.
     ///
     /// # Errors
-    /// If a tensor's format cannot be decoded.
+    /// If a tensor's format cannot be decoded, or its shards have outer scales of their own.
     pub fn new(snapshot: &Arc<Snapshot>, context: &Context) -> Result<Self> {
         let network = snapshot.network();
         let tied = network.head.weight == network.embedding;
@@ -82,6 +82,10 @@ impl PolicyWeights {
         for id in network.ids() {
             let parameter = network.parameter(id);
             let (tensor, digest) = (snapshot.tensor(id), snapshot.tensor_digest(id));
+            if let PolicyTensor::Quantized(quantized) = tensor.as_ref() {
+                let (format, partition) = (quantized.format(), quantized.partition());
+                refuse_outer_scales_of_shards(&parameter.name, format, partition, quantized.layout())?;
+            }
             prepared.push(match parameter.role {
                 Role::Norm | Role::Bias | Role::RouterBias => Prepared::Vector(values(tensor, context)?),
                 Role::Embedding if tied => {
@@ -214,6 +218,27 @@ pub fn has_kernel(format: &FormatId) -> bool {
 /// Whether the format is `mxfp8`, `fp8-block` or a built-in variant of one.
 pub(crate) fn has_eight_bit_kernel(format: &FormatId) -> bool {
     ["mxfp8", "fp8-block"].contains(&format.family()) && builtin_rule(format).is_some()
+}
+
+/// Refuses a tensor whose shards have outer scales of their own: a product here has one outer scale for its weight.
+/// Without outer scales a cut changes neither codes nor scales, so its products are those of the whole.
+///
+/// # Errors
+/// [`Error::Unsupported`] that names the tensor.
+pub(crate) fn refuse_outer_scales_of_shards(
+    tensor: &str,
+    format: &FormatId,
+    partition: Partition,
+    layout: &TensorLayout,
+) -> Result<()> {
+    if partition.is_whole() || layout.outer_len == 0 {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        operation: format!("tensor `{tensor}` in format `{format}`, cut as {partition}"),
+        backend: BACKEND.to_owned(),
+        why: "its products take one outer scale per weight, and here each shard has its own".to_owned(),
+    })
 }
 
 fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {

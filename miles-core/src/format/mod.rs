@@ -26,6 +26,7 @@
 
 mod amax;
 mod canonical;
+pub mod counts;
 mod error;
 mod id;
 mod lines;
@@ -49,6 +50,7 @@ pub mod symmetric;
 pub const MAX_EXTENT: usize = 1 << 28;
 
 pub use amax::abs_max;
+pub use counts::QuantizeCounts;
 pub use error::FormatError;
 pub use fp8_block::Fp8Block;
 pub use id::FormatId;

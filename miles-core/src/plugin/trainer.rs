@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::Loss;
 use super::rollout::operand_unsupported;
 use crate::Result;
+use crate::format::QuantizeCounts;
 use crate::network::ParamId;
 use crate::policy::{PolicyContext, PolicyStamp, PolicyTensor, Snapshot};
+use crate::precision::PartitionPlan;
 use crate::precision::PartitionPlan;
 
 /// Trains the master weights of one policy.
@@ -218,6 +220,9 @@ pub struct UpdateReport {
     pub part_grad_norms: Vec<(String, f64)>,
     /// Micro-batches that the batch was cut into.
     pub micro_batches: usize,
+    /// What quantizing the activations of the training forward did, per layer in order; `None` is the head. Layers
+    /// without a quantized activation are left out.
+    pub activation_counts: Vec<(Option<usize>, QuantizeCounts)>,
 }
 
 /// What can go wrong in a trainer.
