@@ -12,7 +12,6 @@ use crate::format::QuantizeCounts;
 use crate::network::ParamId;
 use crate::policy::{PolicyContext, PolicyStamp, PolicyTensor, Snapshot};
 use crate::precision::PartitionPlan;
-use crate::precision::PartitionPlan;
 
 /// Trains the master weights of one policy.
 ///

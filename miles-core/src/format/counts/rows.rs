@@ -8,7 +8,7 @@ use crate::number::{e2m1, e4m3, e8m0};
 pub(super) fn count(source: &Source<'_>, tensor: &QuantizedTensor) -> Option<QuantizeCounts> {
     let format = tensor.format();
     let (width, scales) = match (tensor.scales(), tensor.outer()) {
-        (BlockScales::U8(scales), [_, ..]) if *format == FormatId::nvfp4() => (nvfp4::BLOCK, Scales::Nvfp4(scales)),
+        (BlockScales::U8(scales), _) if *format == FormatId::nvfp4() => (nvfp4::BLOCK, Scales::Nvfp4(scales)),
         (BlockScales::U8(scales), []) if *format == FormatId::mxfp8() => (mxfp8::BLOCK, Scales::Mxfp8(scales)),
         (BlockScales::F32(scales), []) if is_fp8_block(format) => (fp8_block::BLOCK, Scales::Fp8Block(scales)),
         _ => return None,
