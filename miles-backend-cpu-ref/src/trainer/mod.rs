@@ -44,7 +44,7 @@ pub use tape::{Node, Tape, Tracked, TrackedRouting};
 use counts::ActivationCounts;
 
 use crate::ops::linear_backward::check_backward_mode;
-use crate::ops::weights::refuse_outer_scales_of_shards;
+use crate::ops::weights::refuse_scales_of_shards;
 use crate::ops::{Context, Forward, PolicyWeights};
 
 /// The CPU trainer of one policy.
@@ -241,6 +241,7 @@ fn check_cut(inputs: &TrainerInputs<'_>, id: ParamId, format: &FormatId) -> Resu
     let (parameter, partition) = (inputs.network.parameter(id), inputs.map.partition(&inputs.network, id));
     let Some(rule) = builtin_rule(format).filter(|_| !partition.is_whole()) else { return Ok(()) };
     let (rows, cols) = parameter.rows_cols();
-    let layout = rule.layout(rows, cols, &QuantizeSpec::weight(format.clone()).with_partition(partition))?;
-    refuse_outer_scales_of_shards(&parameter.name, format, partition, &layout)
+    let spec = QuantizeSpec::weight(format.clone()).with_partition(partition);
+    let layout = rule.layout(rows, cols, &spec)?;
+    refuse_scales_of_shards(&parameter.name, (rows, cols), spec, &layout)
 }

@@ -5,7 +5,7 @@
 //! | count | one for |
 //! |---|---|
 //! | `elements` | every element |
-//! | `blocks` | every run or tile of elements with one block scale, also where it is cut short |
+//! | `blocks` | every run or tile of elements with one block scale, also where it is cut short; a line or the tensor, where there are only outer scales |
 //! | `saturated` | a finite element whose magnitude is beyond the largest that its block can represent |
 //! | `underflowed_blocks` | a block with an element other than 0 and NaN that decodes to nothing but zeros |
 //! | `non_finite` | an element that is NaN or infinite, together |
@@ -111,7 +111,10 @@ pub fn largest_code(rule: &dyn FormatRule) -> Option<u8> {
     let id = rule.id();
     let builtin = || match (builtin_rule(&id), id.family()) {
         (Some(_), "nvfp4") => Some(0x77),
-        (Some(_), "mxfp8" | "fp8-block") => Some(0x7E),
+        (Some(_), "mxfp8" | "fp8-block" | "fp8-channel" | "fp8-tensor") => Some(0x7E),
+        // The most negative one.
+        (Some(_), "int8-channel") => Some(0x80),
+        (Some(_), "int4-group") => Some(0x88),
         _ => None,
     };
     rule.largest_code().or_else(builtin)
@@ -129,6 +132,10 @@ fn limit(largest: f32) -> f32 {
 fn block_shape(rule: &dyn FormatRule, tensor: &QuantizedTensor) -> Result<(usize, usize), FormatError> {
     let spec = tensor.spec().with_axis(Axis::Row).with_partition(Partition::WHOLE);
     let layout = rule.layout(PROBE, PROBE, &spec)?;
+    if layout.scale_rows * layout.scale_cols == 0 && layout.outer_len == PROBE {
+        // Outer scales alone, one per line.
+        return Ok(if tensor.axis() == Axis::Row { (1, PROBE) } else { (PROBE, 1) });
+    }
     let (across, along) = (PROBE.div_ceil(layout.scale_rows.max(1)), PROBE.div_ceil(layout.scale_cols.max(1)));
     Ok(match tensor.axis() {
         Axis::Row => (across, along),

@@ -1,7 +1,7 @@
 //! Counting in one pass over source and codes, for row-wise copies with blocks of one row.
 
 use super::{QuantizeCounts, limit};
-use crate::format::{Axis, BlockScales, FormatId, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4};
+use crate::format::{Axis, BlockScales, FormatId, QuantizedTensor, Source, builtin_rule, fp8_block, mxfp8, nvfp4};
 use crate::number::{e2m1, e4m3, e8m0};
 
 /// The counts; `None` for a tensor that is not laid out that way.
@@ -9,8 +9,10 @@ pub(super) fn count(source: &Source<'_>, tensor: &QuantizedTensor) -> Option<Qua
     let format = tensor.format();
     let (width, scales) = match (tensor.scales(), tensor.outer()) {
         (BlockScales::U8(scales), _) if *format == FormatId::nvfp4() => (nvfp4::BLOCK, Scales::Nvfp4(scales)),
-        (BlockScales::U8(scales), []) if *format == FormatId::mxfp8() => (mxfp8::BLOCK, Scales::Mxfp8(scales)),
-        (BlockScales::F32(scales), []) if is_fp8_block(format) => (fp8_block::BLOCK, Scales::Fp8Block(scales)),
+        (BlockScales::U8(scales), []) if is_builtin(format, "mxfp8") => (mxfp8::BLOCK, Scales::Mxfp8(scales)),
+        (BlockScales::F32(scales), []) if is_builtin(format, "fp8-block") => {
+            (fp8_block::BLOCK, Scales::Fp8Block(scales))
+        }
         _ => return None,
     };
     let (rows, cols) = (tensor.rows(), tensor.cols());
@@ -37,8 +39,9 @@ pub(super) fn count(source: &Source<'_>, tensor: &QuantizedTensor) -> Option<Qua
     Some(counts)
 }
 
-fn is_fp8_block(format: &FormatId) -> bool {
-    *format == FormatId::fp8_block() || *format == FormatId::fp8_block_pow2()
+/// Whether the format is built in and of this family, whose variants differ in how a scale is chosen, not in decoding.
+fn is_builtin(format: &FormatId, family: &str) -> bool {
+    format.family() == family && builtin_rule(format).is_some()
 }
 
 /// Block scales in the storage of their format.
