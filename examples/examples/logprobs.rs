@@ -13,7 +13,7 @@ use miles_core::plugin::{
     ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, RolloutEngine, Sampling,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, quantize_policy};
-use miles_core::precision::{Recipe, resolve};
+use miles_core::precision::{PartitionPlan, Recipe, resolve};
 use miles_examples::{FileError, OutputTensor, exit, read_file, write_safetensors};
 use safetensors::{Dtype, SafeTensors};
 
@@ -78,6 +78,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         },
         max_running: 1,
         threads: None,
+        partition: PartitionPlan::WHOLE,
     })?;
     futures_lite::future::block_on(engine.load(Arc::new(snapshot)))?;
 

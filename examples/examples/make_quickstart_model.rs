@@ -26,7 +26,7 @@ use miles_core::plugin::{
     TrainBatch, TrainSample, Trainer, TrainerInputs, TrainerOptions,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, WeightSource};
-use miles_core::precision::{Recipe, resolve};
+use miles_core::precision::{PartitionPlan, Recipe, resolve};
 use miles_core::random::{self, Coordinates, Stream};
 use miles_examples::{FileError, exit};
 use miles_grpo::data::{ChatTemplate, Date, Message, TextTokenizer};
@@ -86,6 +86,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         max_running: 64,
         context_tokens: network.config.context_tokens,
         threads: None,
+        partition: PartitionPlan::WHOLE,
     })?;
 
     let right = Lesson {

@@ -14,7 +14,7 @@ use miles_core::policy::{
     Comparison, HandedOff, Ledger, MemoryStore, PolicyContext, PolicyStore, PolicyTensor, PolicyVersion, Snapshot,
     compare_hand_off, quantize_policy,
 };
-use miles_core::precision::PrecisionMap;
+use miles_core::precision::{PartitionPlan, PrecisionMap};
 
 /// The hand-offs, in order.
 pub const HAND_OFFS: [&str; 4] = ["convert", "training", "rollout", "export"];
@@ -109,6 +109,7 @@ pub fn engine_options(checkpoint: &Checkpoint) -> EngineOptions {
         max_running: 8,
         context_tokens: checkpoint.network().config.context_tokens,
         threads: None,
+        partition: PartitionPlan::WHOLE,
     }
 }
 

@@ -90,6 +90,7 @@ fn rollout_rates(
         max_running: 32,
         context_tokens: network.config.context_tokens,
         threads: None,
+        partition: map.plan(),
     })?;
     let policy_bytes = snapshot.bytes();
     block_on(engine.load(snapshot))?;

@@ -9,7 +9,9 @@ mod builtin;
 
 use std::sync::Arc;
 
-use miles_core::format::{FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, builtin_rule, builtin_rules};
+use miles_core::format::{
+    FormatId, FormatRule, QuantizeCounts, QuantizeSpec, QuantizedTensor, Source, builtin_rule, builtin_rules, counts,
+};
 use miles_core::plugin::{Quantizer, Support};
 use miles_core::{Error, Result, registry};
 
@@ -99,6 +101,13 @@ impl Quantizer for CpuQuantizer {
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>> {
         Ok(self.rule(tensor.format(), "dequantize")?.dequantize(tensor)?)
+    }
+
+    /// A format whose rule does not tell its largest code is not counted: that would take 256 decodings.
+    fn count(&self, source: &Source<'_>, tensor: &QuantizedTensor) -> Result<Option<QuantizeCounts>> {
+        let rule = self.rule(tensor.format(), "count")?;
+        let counts = counts::largest_code(rule).map(|_| QuantizeCounts::of(rule, source, tensor));
+        Ok(counts.transpose()?)
     }
 }
 

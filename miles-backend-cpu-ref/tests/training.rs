@@ -361,3 +361,27 @@ fn logits_in_pieces_give_the_bits_of_the_whole() {
         }
     }
 }
+
+/// What quantization could not keep is counted alike on any threads and for every cut into micro-batches.
+#[test]
+fn activation_counts_depend_on_neither_threads_nor_micro_batches() {
+    for family in ["qwen3-moe", "llama-tied"] {
+        for recipe in [Recipe::Bf16, Recipe::Mxfp8, Recipe::Nvfp4HighPrecision, Recipe::Fp8BlockDequantized] {
+            let mut wanted = None;
+            for (threads, micro_batch_tokens) in [(1, 1 << 20), (3, 1 << 20), (1, 1), (2, 40)] {
+                let options = TrainerOptions { micro_batch_tokens, ..options(ActivationDtype::Bf16) };
+                let trainer = trainer(family, recipe, options, Isa::detect(), threads);
+                let samples = random_samples(3, 7, network(&trainer).config.vocab_size, 30);
+                let (_, report) = trainer.gradients(&current_batch(&trainer, &samples), &WeightedSum).unwrap();
+                let counts = report.activation_counts;
+                let layers: Vec<Option<usize>> = counts.iter().map(|(layer, _)| *layer).collect();
+                let quantized = network(&trainer).config.layer_count() - 1;
+                let expected = if recipe == Recipe::Bf16 { 0 } else { quantized };
+                assert_eq!(layers, (0..expected).map(Some).collect::<Vec<_>>(), "{family} {recipe}");
+                assert!(counts.iter().all(|(_, counts)| counts.elements > 0 && counts.non_finite == 0));
+                let wanted = wanted.get_or_insert_with(|| counts.clone());
+                assert_eq!(*wanted, counts, "{family} {recipe}, {threads} threads, cut at {micro_batch_tokens}");
+            }
+        }
+    }
+}

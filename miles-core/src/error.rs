@@ -1,7 +1,7 @@
 //! The library's error: one variant per kind of thing that went wrong, each with its own data.
 
 use crate::checkpoint::CheckpointError;
-use crate::format::FormatError;
+use crate::format::{FormatError, ShardError};
 use crate::model::ModelError;
 use crate::plugin::{RolloutError, TrainError};
 use crate::policy::PolicyError;
@@ -29,6 +29,9 @@ pub enum Error {
     /// Quantization.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// Shards of quantized tensors.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
     /// Shapes of dense tensors.
     #[error(transparent)]
     Tensor(#[from] TensorError),

@@ -45,7 +45,7 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
     let (out, is_resumed) = OutputDir::inspect(&plan.run.out, plan.run.existing)?;
     let saved = is_resumed.then(|| SavedLoop::newest(&out.checkpoints())).transpose()?;
     saved.as_ref().map_or(Ok(()), |saved| saved.check_config(&plan.fingerprint))?;
-    let engine = engine(&plan, &backend, &checkpoint)?;
+    let engine = engine(&plan, &backend, &checkpoint, &map)?;
     let trainer = trainer(&plan, &backend, &checkpoint, &map, &out)?;
 
     // Everything that may be refused was looked at: from here on the run writes.
@@ -121,7 +121,8 @@ fn precision_map(checkpoint: &Checkpoint, plan: &PrecisionPlan) -> Result<Precis
         }
     }
     let formats: Vec<&dyn FormatRule> = registered.iter().map(Box::as_ref).collect();
-    Ok(resolve_with(checkpoint.network(), plan.recipe, &plan.rules, &formats).map_err(CoreError::from)?)
+    Ok(resolve_with(checkpoint.network(), plan.recipe, &plan.rules, &formats, plan.partition)
+        .map_err(CoreError::from)?)
 }
 
 /// Refuses what the backend cannot do; tells what a person should know.
@@ -180,13 +181,19 @@ fn data(plan: &Plan, model: &ModelConfig) -> Result<Data> {
     Ok(Data { tokenizer, train, held_out })
 }
 
-fn engine(plan: &Plan, backend: &Backend, checkpoint: &Checkpoint) -> Result<Arc<dyn RolloutEngine>> {
+fn engine(
+    plan: &Plan,
+    backend: &Backend,
+    checkpoint: &Checkpoint,
+    map: &PrecisionMap,
+) -> Result<Arc<dyn RolloutEngine>> {
     Ok((backend.engine)(EngineOptions {
         network: Arc::clone(checkpoint.network()),
         activations: plan.precision.activations,
         max_running: plan.rollout.max_running,
         context_tokens: plan.model.context_tokens,
         threads: plan.run.threads,
+        partition: map.plan(),
     })?)
 }
 

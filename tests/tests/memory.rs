@@ -186,6 +186,7 @@ fn loading_holds_at_most_one_high_precision_copy_besides_the_result() {
             max_running: 8,
             context_tokens: 128,
             threads: None,
+            partition: map.plan(),
         };
         let (_engine, delivery) = measured(|| {
             let engine = (backend.engine)(engine_options.clone()).unwrap();

@@ -10,6 +10,7 @@ mod denominator;
 mod eos;
 mod ledger;
 mod mismatch;
+mod partition;
 mod plugins;
 mod resume;
 mod stale_weights;

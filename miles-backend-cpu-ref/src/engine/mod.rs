@@ -35,7 +35,8 @@ use miles_core::network::{Network, ParamId};
 use miles_core::plugin::{
     ActivationDtype, CancelToken, EngineOptions, GenerateRequest, Rollout, RolloutEngine, RolloutError,
 };
-use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
+use miles_core::policy::{PolicyError, PolicyStamp, PolicyTensor, Snapshot};
+use miles_core::precision::PartitionPlan;
 
 use crate::ops::Context;
 use batch::Batch;
@@ -49,6 +50,7 @@ pub struct CpuEngine {
     context: Context,
     network: Arc<Network>,
     activations: ActivationDtype,
+    partition: PartitionPlan,
     limits: Limits,
     context_tokens: usize,
     loaded: RwLock<Option<Arc<LoadedPolicy>>>,
@@ -73,6 +75,7 @@ impl CpuEngine {
             context_tokens: options.context_tokens.min(options.network.config.context_tokens),
             network: options.network,
             activations: options.activations,
+            partition: options.partition,
             limits: Limits { max_running: options.max_running, prefill_tokens: PREFILL_TOKENS },
             loaded: RwLock::new(None),
         })
@@ -124,6 +127,10 @@ impl CpuEngine {
 #[async_trait]
 impl RolloutEngine for CpuEngine {
     async fn load(&self, snapshot: Arc<Snapshot>) -> Result<()> {
+        let (trainer, engine) = (snapshot.map().plan(), self.partition);
+        if trainer != engine {
+            return Err(PolicyError::PartitionMismatch { trainer, engine }.into());
+        }
         let prepared = LoadedPolicy::new(&snapshot, &self.network, &self.context, self.activations)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let replaced = loaded.replace(Arc::new(prepared));

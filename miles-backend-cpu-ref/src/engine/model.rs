@@ -25,7 +25,7 @@ impl LoadedPolicy {
     ///
     /// # Errors
     /// [`PolicyError::TensorMismatch`] for a snapshot of another network, [`Error::Unsupported`] for a format that the
-    /// quantizer does not do.
+    /// quantizer does not do and for shards with outer scales of their own.
     pub(super) fn new(
         snapshot: &Arc<Snapshot>,
         network: &Arc<Network>,

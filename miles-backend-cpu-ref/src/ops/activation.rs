@@ -83,6 +83,12 @@ impl Activation {
         copies.push((format.clone(), Arc::clone(&copy)));
         Ok(copy)
     }
+
+    /// The quantized copies that were made so far.
+    pub(crate) fn copies(&self) -> Vec<Arc<QuantizedRows>> {
+        let copies = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.iter().map(|(_, copy)| Arc::clone(copy)).collect()
+    }
 }
 
 /// A row-wise quantized copy of an activation.

@@ -29,7 +29,7 @@ pub mod rope;
 pub mod rounding;
 pub mod router;
 pub mod swiglu;
-mod weights;
+pub(crate) mod weights;
 
 pub use activation::Activation;
 pub use context::Context;

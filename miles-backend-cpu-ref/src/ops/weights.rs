@@ -10,16 +10,16 @@
 
 use std::sync::Arc;
 
-use miles_core::Result;
 use miles_core::digest::Digest;
-use miles_core::format::{FormatId, QuantizedTensor, builtin_rule};
+use miles_core::format::{FormatId, Partition, QuantizeSpec, QuantizedTensor, TensorLayout, builtin_rule};
 use miles_core::network::{ParamId, Role};
 use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::tensor::{DenseTensor, Dtype};
+use miles_core::{Error, Result};
 
-use super::Context;
 use super::error::OperationError;
 use super::rope::RopeTable;
+use super::{BACKEND, Context};
 use crate::kernel::decode::bf16;
 use crate::kernel::pack::PackedWeight;
 
@@ -74,7 +74,7 @@ impl PolicyWeights {
     /// shared with it.
     ///
     /// # Errors
-    /// If a tensor's format cannot be decoded.
+    /// If a tensor's format cannot be decoded, or its shards have scales of their own.
     pub fn new(snapshot: &Arc<Snapshot>, context: &Context) -> Result<Self> {
         let network = snapshot.network();
         let tied = network.head.weight == network.embedding;
@@ -82,6 +82,9 @@ impl PolicyWeights {
         for id in network.ids() {
             let parameter = network.parameter(id);
             let (tensor, digest) = (snapshot.tensor(id), snapshot.tensor_digest(id));
+            if let PolicyTensor::Quantized(quantized) = tensor.as_ref() {
+                refuse_scales_of_shards(&parameter.name, parameter.rows_cols(), quantized.spec(), quantized.layout())?;
+            }
             prepared.push(match parameter.role {
                 Role::Norm | Role::Bias | Role::RouterBias => Prepared::Vector(values(tensor, context)?),
                 Role::Embedding if tied => {
@@ -214,6 +217,33 @@ pub fn has_kernel(format: &FormatId) -> bool {
 /// Whether the format is `mxfp8`, `fp8-block` or a built-in variant of one.
 pub(crate) fn has_eight_bit_kernel(format: &FormatId) -> bool {
     ["mxfp8", "fp8-block"].contains(&format.family()) && builtin_rule(format).is_some()
+}
+
+/// Refuses a tensor whose shards have scales of their own: products here know no cut. Where the cut changes neither codes
+/// nor scales, its products are those of the whole.
+///
+/// # Errors
+/// [`Error::Unsupported`] that names the tensor.
+pub(crate) fn refuse_scales_of_shards(
+    tensor: &str,
+    (rows, cols): (usize, usize),
+    spec: QuantizeSpec,
+    layout: &TensorLayout,
+) -> Result<()> {
+    let (format, partition) = (spec.format.clone(), spec.partition);
+    if partition.is_whole() {
+        return Ok(());
+    }
+    let uncut = spec.with_partition(Partition::WHOLE);
+    let of_whole = builtin_rule(&format).map(|rule| rule.layout(rows, cols, &uncut)).transpose()?;
+    if layout.outer_len == 0 && of_whole.is_none_or(|of_whole| of_whole == *layout) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        operation: format!("tensor `{tensor}` in format `{format}`, cut as {partition}"),
+        backend: BACKEND.to_owned(),
+        why: "its products know no cut, and here each shard has scales of its own".to_owned(),
+    })
 }
 
 fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {

@@ -12,6 +12,7 @@
 
 mod backward;
 mod batch;
+mod counts;
 mod gradients;
 mod head;
 mod masters;
@@ -23,6 +24,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use miles_core::Result;
+use miles_core::format::{FormatId, QuantizeSpec, builtin_rule};
 use miles_core::network::{Network, ParamId, forward};
 use miles_core::plugin::{
     BatchTotals, Loss, LossInput, Quantizer, SampleScores, ScoredPolicy, TrainBatch, TrainError, Trainer,
@@ -39,7 +41,10 @@ pub use masters::Masters;
 pub use optimizer::Optimizer;
 pub use tape::{Node, Tape, Tracked, TrackedRouting};
 
+use counts::ActivationCounts;
+
 use crate::ops::linear_backward::check_backward_mode;
+use crate::ops::weights::refuse_scales_of_shards;
 use crate::ops::{Context, Forward, PolicyWeights};
 
 /// The CPU trainer of one policy.
@@ -62,11 +67,14 @@ impl CpuTrainer {
     /// quantizer and thread count are those of `inputs`.
     ///
     /// # Errors
-    /// If a weight cannot be read, a backward mode is unsupported, or threads are refused.
+    /// If a weight cannot be read, a backward mode is unsupported, routed experts are cut into shards with outer scales of
+    /// their own, or threads are refused.
     pub fn new(inputs: TrainerInputs<'_>, context: &Context) -> Result<Self> {
-        for entry in inputs.map.entries() {
+        for id in inputs.network.ids() {
+            let entry = inputs.map.entry(id);
             if let TensorFormat::Quantized(format) = &entry.format {
                 check_backward_mode(format, entry.backward)?;
+                check_cut(&inputs, id, format)?;
             }
         }
         let context = context.with_quantizer(Arc::clone(&inputs.quantizer));
@@ -111,6 +119,7 @@ impl CpuTrainer {
         let totals = BatchTotals { samples: samples.len(), tokens: batch.completion_tokens() };
         let mut gradients = Gradients::zeroed(&self.network, self.options.train_router);
         let mut report = UpdateReport::default();
+        let mut counts = ActivationCounts::default();
         for cut in micro_batches(samples, self.options.micro_batch_tokens) {
             report.micro_batches += 1;
             let samples = &samples[cut];
@@ -118,6 +127,8 @@ impl CpuTrainer {
             let forward_ops = self.forward(&weights);
             let mut tape = Tape::recording(forward_ops, &packed);
             let hidden = forward(&self.network, &mut tape)?;
+            counts.add_tape(&tape)?;
+            counts.add_head(&forward_ops, &hidden.value)?;
             let mut pass = BackwardPass { forward: forward_ops, masters: &self.masters, gradients: &mut gradients };
             let mut judge = |index: usize, logprobs: &[f32], gradient: &mut [f32]| {
                 let sample = &samples[index];
@@ -138,6 +149,7 @@ impl CpuTrainer {
             pass.run(tape, hidden.node, seed)?;
         }
         gradients.join_tied();
+        report.activation_counts = counts.into_report();
         Ok((gradients, report))
     }
 
@@ -207,11 +219,12 @@ impl Trainer for CpuTrainer {
     }
 
     fn save(&self, directory: &Path) -> Result<()> {
-        state::save(directory, &self.network, &self.masters, &self.optimizer)
+        state::save(directory, &self.network, &self.masters, &self.optimizer, self.map.plan())
     }
 
     fn restore(&mut self, directory: &Path) -> Result<()> {
-        state::restore(directory, &self.network, &mut self.masters, &mut self.optimizer)?;
+        let plan = self.map.plan();
+        state::restore(directory, &self.network, &mut self.masters, &mut self.optimizer, plan)?;
         self.current = None;
         Ok(())
     }
@@ -220,4 +233,15 @@ impl Trainer for CpuTrainer {
         let unpublished = TrainError::Unpublished { operation: "operand" };
         self.current.as_ref().ok_or(unpublished)?.operand(id)
     }
+}
+
+/// Refuses, before anything is loaded, shards that the products cannot multiply. A user's own format is looked at when
+/// its first version is published.
+fn check_cut(inputs: &TrainerInputs<'_>, id: ParamId, format: &FormatId) -> Result<()> {
+    let (parameter, partition) = (inputs.network.parameter(id), inputs.map.partition(&inputs.network, id));
+    let Some(rule) = builtin_rule(format).filter(|_| !partition.is_whole()) else { return Ok(()) };
+    let (rows, cols) = parameter.rows_cols();
+    let spec = QuantizeSpec::weight(format.clone()).with_partition(partition);
+    let layout = rule.layout(rows, cols, &spec)?;
+    refuse_scales_of_shards(&parameter.name, (rows, cols), spec, &layout)
 }

@@ -4,7 +4,7 @@
 //! masters.safetensors          F32, every parameter under its canonical name
 //! first_moments.safetensors    F32, every trained parameter
 //! second_moments.safetensors   F32, every trained parameter
-//! state.json                   { "optimizer_steps": 12 }
+//! state.json                   { "optimizer_steps": 12 }, and the partition plan where it cuts experts
 //! ```
 //!
 //! Tensors are written and read one at a time, to the bit; every file is synced before the call returns.
@@ -18,6 +18,7 @@ use miles_core::Result;
 use miles_core::checkpoint::tensors::{StateReader, StateWriter};
 use miles_core::network::{Network, ParamId};
 use miles_core::plugin::TrainError;
+use miles_core::precision::PartitionPlan;
 use serde::{Deserialize, Serialize};
 
 use super::masters::Masters;
@@ -28,16 +29,24 @@ use super::optimizer::{Moments, Optimizer};
 #[serde(deny_unknown_fields)]
 struct State {
     optimizer_steps: u64,
+    #[serde(default, skip_serializing_if = "PartitionPlan::is_whole")]
+    partition: PartitionPlan,
 }
 
 /// Writes everything into `directory`.
-pub(super) fn save(directory: &Path, network: &Network, masters: &Masters, optimizer: &Optimizer) -> Result<()> {
+pub(super) fn save(
+    directory: &Path,
+    network: &Network,
+    masters: &Masters,
+    optimizer: &Optimizer,
+    partition: PartitionPlan,
+) -> Result<()> {
     write(&directory.join(MASTERS), network, |id| Some(masters.values(id)))?;
     write(&directory.join(FIRST_MOMENTS), network, |id| optimizer.moments(id).map(|moments| &moments.first[..]))?;
     write(&directory.join(SECOND_MOMENTS), network, |id| optimizer.moments(id).map(|moments| &moments.second[..]))?;
     let path = directory.join(STATE);
-    let text =
-        serde_json::to_string(&State { optimizer_steps: optimizer.steps() }).map_err(|e| state_error(&path, &e))?;
+    let state = State { optimizer_steps: optimizer.steps(), partition };
+    let text = serde_json::to_string(&state).map_err(|error| state_error(&path, &error))?;
     let written = File::create(&path).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()
@@ -52,10 +61,15 @@ pub(super) fn restore(
     network: &Network,
     masters: &mut Masters,
     optimizer: &mut Optimizer,
+    partition: PartitionPlan,
 ) -> Result<()> {
     let path = directory.join(STATE);
     let text = fs::read_to_string(&path).map_err(|error| state_error(&path, &error))?;
     let state: State = serde_json::from_str(&text).map_err(|error| state_error(&path, &error))?;
+    if state.partition != partition {
+        let file = path.display().to_string();
+        return Err(TrainError::PartitionMismatch { file, saved: state.partition, trainer: partition }.into());
+    }
     let is_trained = |id: ParamId| optimizer.moments(id).is_some();
     let master_file = open(&directory.join(MASTERS), network, |_| true)?;
     let first_file = open(&directory.join(FIRST_MOMENTS), network, is_trained)?;

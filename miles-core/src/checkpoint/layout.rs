@@ -122,6 +122,13 @@ pub(super) fn layout_of(name: &str, tensor: &QuantizedTensor) -> Result<StoredLa
     if layout == StoredLayout::Nvfp4 && tensor.scope() != ScaleScope::Tensor {
         return Err(refused("with one outer scale per row"));
     }
+    // Without outer scales the codes and scales of a cut tensor are those of the whole.
+    if tensor.partition().shard_index().is_some() {
+        return Err(refused("as one shard of it"));
+    }
+    if layout == StoredLayout::Nvfp4 && !tensor.partition().is_whole() {
+        return Err(refused("with one outer scale per shard"));
+    }
     Ok(layout)
 }
 

@@ -40,7 +40,7 @@ use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId};
 use crate::number::e4m3;
 use crate::policy::{PolicyTensor, PolicyVersion, Snapshot, WeightSource};
-use crate::precision::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat};
+use crate::precision::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionMap, TensorFormat};
 use crate::tensor::{DenseTensor, Dtype};
 use bind::Binding;
 use error::CheckpointError as Error;
@@ -118,7 +118,8 @@ impl Checkpoint {
         }
     }
 
-    /// The precision map under which a snapshot has the stored bytes: recipe `as-stored`, high-precision gradients.
+    /// The precision map under which a snapshot has the stored bytes: recipe `as-stored`, high-precision gradients,
+    /// experts not cut (stored layouts have no place for a cut).
     #[must_use]
     pub fn stored_map(&self) -> PrecisionMap {
         let entry = |id| PrecisionEntry {
@@ -127,7 +128,7 @@ impl Checkpoint {
             rule: "as stored".to_owned(),
         };
         let entries = self.network.ids().map(entry).collect();
-        PrecisionMap::seal("as-stored".to_owned(), &self.network, entries)
+        PrecisionMap::seal("as-stored".to_owned(), &self.network, entries, PartitionPlan::WHOLE)
     }
 
     /// Replaces `into` by the values of one parameter, row-major. Codes are dequantized. One tensor is held at a time.

@@ -26,6 +26,7 @@
 
 mod amax;
 mod canonical;
+pub mod counts;
 mod error;
 mod id;
 mod lines;
@@ -41,6 +42,7 @@ pub mod fp8_block;
 pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod shards;
 pub mod symmetric;
 
 /// Most rows, and most columns, of a tensor. Far above every model; sizes up to it can be multiplied without overflow,
@@ -48,6 +50,7 @@ pub mod symmetric;
 pub const MAX_EXTENT: usize = 1 << 28;
 
 pub use amax::abs_max;
+pub use counts::QuantizeCounts;
 pub use error::FormatError;
 pub use fp8_block::Fp8Block;
 pub use id::FormatId;
@@ -57,6 +60,7 @@ pub use partition::{Cut, Partition};
 pub use parts::{BlockScales, QuantizedParts};
 pub use quantized::QuantizedTensor;
 pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
+pub use shards::ShardError;
 pub use source::{Source, SourceDtype, SourceValues};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};
 pub use stack::{ExpertMatrix, ExpertStack, Orientation, Packing, StackedTensor};

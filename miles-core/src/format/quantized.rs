@@ -7,7 +7,8 @@ use half::bf16;
 use super::canonical::{HEADER_BYTES, visit_canonical};
 use super::rule::{check_extents, known_or_error};
 use super::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, Partition, QuantizedParts, ScaleScope, TensorLayout,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, Partition, QuantizeSpec, QuantizedParts, ScaleScope,
+    TensorLayout,
 };
 use crate::digest::Digest;
 use crate::number;
@@ -44,6 +45,12 @@ impl QuantizedTensor {
     #[must_use]
     pub fn to_parts(&self) -> QuantizedParts {
         self.0.parts.clone()
+    }
+
+    /// The spec that the tensor was quantized by, as far as it has left a trace: not the treatment of non-finite values.
+    #[must_use]
+    pub fn spec(&self) -> QuantizeSpec {
+        self.0.parts.spec()
     }
 
     /// The format.

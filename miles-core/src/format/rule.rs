@@ -39,6 +39,12 @@ pub trait FormatRule: Send + Sync {
     /// # Errors
     /// [`FormatError::FormatMismatch`] when `tensor` is of another format.
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError>;
+
+    /// The code byte that decodes to the largest magnitude under every scale, in all its parts where it holds several
+    /// elements. A user's format that tells has its activations counted; see [`counts`](super::counts).
+    fn largest_code(&self) -> Option<u8> {
+        None
+    }
 }
 
 const _: Option<&dyn FormatRule> = None;

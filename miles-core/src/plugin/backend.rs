@@ -8,7 +8,7 @@ use crate::Result;
 use crate::format::FormatId;
 use crate::network::Network;
 use crate::policy::WeightSource;
-use crate::precision::PrecisionMap;
+use crate::precision::{PartitionPlan, PrecisionMap};
 
 /// How a backend runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub struct EngineOptions {
     pub context_tokens: usize,
     /// Worker threads; `None` uses every core.
     pub threads: Option<usize>,
+    /// How routed experts are cut: snapshots of another plan are refused.
+    pub partition: PartitionPlan,
 }
 
 /// What a trainer starts from.

@@ -2,7 +2,7 @@
 
 use super::Support;
 use crate::Result;
-use crate::format::{FormatId, QuantizeSpec, QuantizedTensor, Source};
+use crate::format::{FormatId, QuantizeCounts, QuantizeSpec, QuantizedTensor, Source, builtin_rule};
 
 /// Quantizes tensors. Every implementation gives the bytes of the format's rule, to the bit.
 pub trait Quantizer: Send + Sync {
@@ -25,4 +25,13 @@ pub trait Quantizer: Send + Sync {
     /// # Errors
     /// `Unsupported` for a format this quantizer does not do.
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>>;
+
+    /// What quantizing `source` to `tensor` could not keep; `None` where that is not known. Every built-in format is
+    /// counted unless this method is overridden.
+    ///
+    /// # Errors
+    /// A format error when the two do not belong together.
+    fn count(&self, source: &Source<'_>, tensor: &QuantizedTensor) -> Result<Option<QuantizeCounts>> {
+        Ok(builtin_rule(tensor.format()).map(|rule| QuantizeCounts::of(rule, source, tensor)).transpose()?)
+    }
 }

@@ -17,7 +17,8 @@ pub trait RolloutEngine: Send + Sync {
     /// versions are never used again.
     ///
     /// # Errors
-    /// If the snapshot does not fit the network or a format is unsupported.
+    /// If the snapshot does not fit the network, a format is unsupported, or routed experts are cut otherwise than the
+    /// engine was told ([`PolicyError::PartitionMismatch`](crate::policy::PolicyError::PartitionMismatch)).
     async fn load(&self, snapshot: Arc<Snapshot>) -> Result<()>;
 
     /// The live policy version.

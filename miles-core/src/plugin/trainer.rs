@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::Loss;
 use super::rollout::operand_unsupported;
 use crate::Result;
+use crate::format::QuantizeCounts;
 use crate::network::ParamId;
 use crate::policy::{PolicyContext, PolicyStamp, PolicyTensor, Snapshot};
+use crate::precision::PartitionPlan;
 
 /// Trains the master weights of one policy.
 ///
@@ -217,6 +219,9 @@ pub struct UpdateReport {
     pub part_grad_norms: Vec<(String, f64)>,
     /// Micro-batches that the batch was cut into.
     pub micro_batches: usize,
+    /// What quantizing the activations of the training forward did, per layer in order; `None` is the head. Layers
+    /// without a quantized activation are left out.
+    pub activation_counts: Vec<(Option<usize>, QuantizeCounts)>,
 }
 
 /// What can go wrong in a trainer.
@@ -274,6 +279,16 @@ pub enum TrainError {
     NonFiniteGradient {
         /// Tensor.
         tensor: String,
+    },
+    /// State that was saved under another partition plan.
+    #[error("{file}: the state was saved with {saved}, the trainer has {trainer}")]
+    PartitionMismatch {
+        /// File.
+        file: String,
+        /// Plan when it was saved.
+        saved: PartitionPlan,
+        /// Plan of the trainer's map.
+        trainer: PartitionPlan,
     },
     /// Saved state that does not fit.
     #[error("{file}: {why}")]

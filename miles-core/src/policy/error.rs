@@ -1,6 +1,7 @@
 //! What can go wrong with policy versions.
 
 use super::{LedgerError, PolicyStamp, PolicyVersion};
+use crate::precision::PartitionPlan;
 
 /// What can go wrong with policy versions.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,14 @@ pub enum PolicyError {
     /// A ledger file that cannot be trusted.
     #[error(transparent)]
     Ledger(Box<LedgerError>),
+    /// Trainer and engine cut routed experts differently, so their shards would not have the same bytes.
+    #[error("the trainer's policy has {trainer}, the engine {engine}; the engine keeps the version that it has")]
+    PartitionMismatch {
+        /// Plan of the snapshot's map.
+        trainer: PartitionPlan,
+        /// Plan that the engine was made with.
+        engine: PartitionPlan,
+    },
     /// Reading or writing failed.
     #[error("{path}: {source}")]
     Io {

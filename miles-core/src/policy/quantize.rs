@@ -37,7 +37,7 @@ pub struct PolicyContext<'a> {
 ///
 /// Each tensor is rounded to BF16 first (nearest even) and that rounding is what is stored or quantized, so that every
 /// copy of a policy starts from the same bits. Gate and up projections are quantized as one pair with a shared outer
-/// scale. High precision is held for one tensor (or pair) at a time.
+/// scale; routed experts are quantized shard by shard where the map's plan cuts them. High precision is held for one tensor (or pair) at a time.
 ///
 /// # Errors
 /// If a value is not finite, a format does not fit a tensor, the source or the ledger fails.
@@ -94,7 +94,8 @@ impl Maker<'_> {
         match &self.map.entry(members[0]).format {
             TensorFormat::Dense(_) => Ok(originals.into_iter().map(dense).collect()),
             TensorFormat::Quantized(format) => {
-                let spec = QuantizeSpec::weight(format.clone());
+                let partition = self.map.partition(self.network, members[0]);
+                let spec = QuantizeSpec::weight(format.clone()).with_partition(partition);
                 let quantized = self.quantize(members, &originals, &spec)?;
                 Ok(originals.iter().zip(quantized).map(|(original, tensor)| from_original(original, tensor)).collect())
             }

@@ -13,10 +13,11 @@ use crate::checkpoint::tensors::StateReader;
 use crate::format::{FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, builtin_rule};
 use crate::network::{Network, ParamId};
 use crate::plugin::{Quantizer, Support};
-use crate::precision::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat};
+use crate::precision::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionMap, TensorFormat};
 use crate::registry;
 
-/// Makes a recorded version again: `source` is quantized into the formats that the ledger has for each tensor.
+/// Makes a recorded version again: `source` is quantized into the formats that the ledger has for each tensor, routed
+/// experts whole. A ledger does not record a partition plan, so a cut version is found to differ in its digests.
 ///
 /// # Errors
 /// If the ledger has no event for a tensor of the network or names an unknown format, and as [`quantize_policy`].
@@ -30,7 +31,7 @@ pub fn rebuild(network: &Arc<Network>, recorded: &RecordedVersion, source: &dyn 
         let format: TensorFormat = event.format.parse()?;
         entries.push(PrecisionEntry { format, backward: BackwardMode::HighPrecision, rule: "as recorded".to_owned() });
     }
-    let map = Arc::new(PrecisionMap::seal("as-recorded".to_owned(), network, entries));
+    let map = Arc::new(PrecisionMap::seal("as-recorded".to_owned(), network, entries, PartitionPlan::WHOLE));
     let ledger = Ledger::discard();
     let context = PolicyContext { run: "rebuild", step: 0, version: recorded.version(), ledger: &ledger };
     quantize_policy(network, &map, &RuleQuantizer, source, context)

@@ -89,7 +89,8 @@ impl Snapshot {
     /// Seals one tensor per parameter into a version, computing the policy digest.
     ///
     /// # Errors
-    /// If the tensors are not one per parameter or their shapes differ from the network's.
+    /// If the tensors are not one per parameter, their shapes differ from the network's, or they are cut otherwise than
+    /// the map says.
     pub fn new(
         version: PolicyVersion,
         network: Arc<Network>,
@@ -108,7 +109,7 @@ impl Snapshot {
         tensors: Vec<Arc<PolicyTensor>>,
         digests: Vec<Digest>,
     ) -> Result<Self, PolicyError> {
-        check_shapes(&network, &tensors)?;
+        check_tensors(&network, &map, &tensors)?;
         let digest = policy_digest(&network, &map, &digests);
         Ok(Snapshot { stamp: PolicyStamp { version, digest }, network, map, tensors, digests })
     }
@@ -165,14 +166,14 @@ fn policy_digest(network: &Network, map: &PrecisionMap, digests: &[Digest]) -> D
     Digest::from(hasher.finalize())
 }
 
-fn check_shapes(network: &Network, tensors: &[Arc<PolicyTensor>]) -> Result<(), PolicyError> {
+fn check_tensors(network: &Network, map: &PrecisionMap, tensors: &[Arc<PolicyTensor>]) -> Result<(), PolicyError> {
     if tensors.len() != network.parameters.len() {
         return Err(PolicyError::TensorMismatch {
             tensor: "*".to_owned(),
             why: format!("{} tensors for {} parameters", tensors.len(), network.parameters.len()),
         });
     }
-    for (parameter, tensor) in network.parameters.iter().zip(tensors) {
+    for ((id, parameter), tensor) in network.ids().zip(&network.parameters).zip(tensors) {
         let fits = match tensor.as_ref() {
             PolicyTensor::Dense(dense) => dense.shape() == parameter.shape,
             PolicyTensor::Quantized(quantized) => {
@@ -186,6 +187,13 @@ fn check_shapes(network: &Network, tensors: &[Arc<PolicyTensor>]) -> Result<(), 
                     format!("shape [{}, {}], expected {:?}", quantized.rows(), quantized.cols(), parameter.shape)
                 }
             };
+            return Err(PolicyError::TensorMismatch { tensor: parameter.name.clone(), why });
+        }
+        let planned = map.partition(network, id);
+        if let PolicyTensor::Quantized(quantized) = tensor.as_ref()
+            && quantized.partition() != planned
+        {
+            let why = format!("quantized as partition {}, the map's is {planned}", quantized.partition());
             return Err(PolicyError::TensorMismatch { tensor: parameter.name.clone(), why });
         }
     }

@@ -1,5 +1,6 @@
 //! What can be wrong with a precision decision.
 
+use super::PartitionPlan;
 use crate::format::FormatError;
 use crate::network::Role;
 
@@ -78,6 +79,29 @@ pub enum PrecisionError {
         /// The format.
         format: String,
         /// The format's reason.
+        source: Box<FormatError>,
+    },
+    /// A plan that cuts experts into 0 shards.
+    #[error("routed experts cannot be cut into 0 shards")]
+    NoShards,
+    /// A plan that cuts what the network has not.
+    #[error("{plan} cuts routed experts, and the network has none")]
+    NothingToCut {
+        /// The plan.
+        plan: PartitionPlan,
+    },
+    /// A quantized expert that does not fall into equal shards of whole blocks.
+    #[error("`{tensor}` {shape:?} in {format} cannot be cut by {plan}: {source}")]
+    Uncuttable {
+        /// The tensor.
+        tensor: String,
+        /// The plan.
+        plan: PartitionPlan,
+        /// The format.
+        format: String,
+        /// The tensor's shape.
+        shape: Vec<usize>,
+        /// What does not come out even.
         source: Box<FormatError>,
     },
 }

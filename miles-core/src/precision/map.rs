@@ -5,8 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::PartitionPlan;
 use crate::digest::Digest;
-use crate::format::{FormatError, FormatId};
+use crate::format::{FormatError, FormatId, Partition};
 use crate::network::{Network, ParamId};
 use crate::tensor::Dtype;
 
@@ -94,15 +95,17 @@ pub struct PrecisionEntry {
 pub struct PrecisionMap {
     recipe: String,
     entries: Vec<PrecisionEntry>,
+    plan: PartitionPlan,
     digest: Digest,
 }
 
 impl PrecisionMap {
     /// Seals one entry per parameter of `network`, in [`ParamId`] order.
     ///
-    /// The digest covers, per tensor sorted by name, its name, shape, format and backward mode; not the rule's wording.
+    /// The digest covers, per tensor sorted by name, its name, shape, format and backward mode, then the plan where it
+    /// cuts anything; not the rule's wording.
     #[must_use]
-    pub(crate) fn seal(recipe: String, network: &Network, entries: Vec<PrecisionEntry>) -> Self {
+    pub(crate) fn seal(recipe: String, network: &Network, entries: Vec<PrecisionEntry>, plan: PartitionPlan) -> Self {
         debug_assert_eq!(entries.len(), network.parameters.len());
         let mut lines: Vec<String> = network
             .parameters
@@ -117,7 +120,10 @@ impl PrecisionMap {
         for line in &lines {
             hasher.update(line.as_bytes());
         }
-        PrecisionMap { recipe, entries, digest: Digest::from(hasher.finalize()) }
+        if !plan.is_whole() {
+            hasher.update(format!("{plan}\n").as_bytes());
+        }
+        PrecisionMap { recipe, entries, plan, digest: Digest::from(hasher.finalize()) }
     }
 
     /// Name of the recipe that it came from.
@@ -136,6 +142,22 @@ impl PrecisionMap {
     #[must_use]
     pub fn entries(&self) -> &[PrecisionEntry] {
         &self.entries
+    }
+
+    /// How routed experts are cut.
+    #[must_use]
+    pub fn plan(&self) -> PartitionPlan {
+        self.plan
+    }
+
+    /// The cut of one parameter of `network`, which the map is of: [`Partition::WHOLE`] for everything but a quantized
+    /// matrix of a routed expert.
+    #[must_use]
+    pub fn partition(&self, network: &Network, id: ParamId) -> Partition {
+        match self.entry(id).format {
+            TensorFormat::Dense(_) => Partition::WHOLE,
+            TensorFormat::Quantized(_) => self.plan.partition(network.parameter(id).role),
+        }
     }
 
     /// Hash of the whole map.

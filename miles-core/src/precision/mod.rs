@@ -5,11 +5,13 @@
 //!                       + overrides in front
 //! ```
 //!
-//! A [`PrecisionMap`] is total over the network's parameters, hashed and printable. Conversion, training, rollout and
+//! A [`PrecisionMap`] is total over the network's parameters, hashed and printable; the [`PartitionPlan`] of routed
+//! experts is part of it. Conversion, training, rollout and
 //! publication all read it; nothing else decides by tensor name or layer number.
 
 mod error;
 mod map;
+mod partition;
 mod recipe;
 mod resolve;
 mod rule;
@@ -17,6 +19,7 @@ mod table;
 
 pub use error::PrecisionError;
 pub use map::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat};
+pub use partition::{PartitionAxis, PartitionPlan};
 pub use recipe::Recipe;
 pub use resolve::{resolve, resolve_with};
 pub use rule::{Layers, Rule};

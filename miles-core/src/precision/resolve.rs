@@ -1,32 +1,38 @@
 //! From a recipe and overrides to the sealed map.
 
-use super::{BackwardMode, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
-use crate::format::{FormatId, FormatRule, QuantizeSpec, builtin_rule, builtin_rules};
+use super::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
+use crate::format::{Axis, FormatError, FormatId, FormatRule, QuantizeSpec, builtin_rule, builtin_rules};
 use crate::network::{Network, Parameter, Role};
 use crate::registry;
 
 /// Decides every tensor of a network: the first match among `overrides`, then among the recipe's rules.
 ///
-/// An override may name a built-in format or a registered one; [`resolve_with`] also takes formats as values.
+/// An override may name a built-in format or a registered one; [`resolve_with`] also takes formats as values and a plan
+/// that cuts the routed experts, which are whole here.
 ///
 /// # Errors
 /// [`PrecisionError`] when an override decides nothing, names an unknown format, gives a format to a tensor that cannot
 /// have it, or would split a gate/up pair.
 pub fn resolve(network: &Network, recipe: Recipe, overrides: &[Rule]) -> Result<PrecisionMap, PrecisionError> {
-    resolve_with(network, recipe, overrides, &[])
+    resolve_with(network, recipe, overrides, &[], PartitionPlan::WHOLE)
 }
 
-/// As [`resolve`], with more formats to choose from.
+/// As [`resolve`], with more formats to choose from, and with routed experts cut by `plan`.
 ///
 /// # Errors
-/// As [`resolve`].
+/// As [`resolve`]; also when the plan cuts experts and the network has none, or does not cut each of their quantized
+/// matrices into equal shards of whole blocks.
 pub fn resolve_with(
     network: &Network,
     recipe: Recipe,
     overrides: &[Rule],
     formats: &[&dyn FormatRule],
+    plan: PartitionPlan,
 ) -> Result<PrecisionMap, PrecisionError> {
     overrides.iter().try_for_each(Rule::check)?;
+    if !plan.is_whole() && network.parameters.iter().all(|parameter| parameter.expert.is_none()) {
+        return Err(PrecisionError::NothingToCut { plan });
+    }
     let layers = network.config.layer_count();
     let recipe_rules = recipe.rules(network);
     let rules: Vec<&Rule> = overrides.iter().chain(&recipe_rules).collect();
@@ -42,7 +48,8 @@ pub fn resolve_with(
             TensorFormat::Quantized(_) => rule.backward.unwrap_or(recipe.backward()),
         };
         if let TensorFormat::Quantized(format) = &rule.format {
-            check_fit(parameter, format, rule, formats)?;
+            let arithmetic = check_fit(parameter, format, rule, formats)?;
+            check_cut(parameter, format, backward, arithmetic.rule(), plan)?;
         }
         entries.push(PrecisionEntry { format: rule.format.clone(), backward, rule: rule.to_string() });
     }
@@ -50,15 +57,30 @@ pub fn resolve_with(
         return Err(PrecisionError::RuleWithoutEffect { rule: rule.to_string() });
     }
     check_pairs(network, &entries)?;
-    Ok(PrecisionMap::seal(recipe.name().to_owned(), network, entries))
+    Ok(PrecisionMap::seal(recipe.name().to_owned(), network, entries, plan))
 }
 
-fn check_fit(
+/// A format's arithmetic: passed in, or made from its registered name.
+enum Arithmetic<'a> {
+    Given(&'a dyn FormatRule),
+    Registered(Box<dyn FormatRule>),
+}
+
+impl Arithmetic<'_> {
+    fn rule(&self) -> &dyn FormatRule {
+        match self {
+            Arithmetic::Given(rule) => *rule,
+            Arithmetic::Registered(rule) => rule.as_ref(),
+        }
+    }
+}
+
+fn check_fit<'a>(
     parameter: &Parameter,
     format: &FormatId,
     rule: &Rule,
-    formats: &[&dyn FormatRule],
-) -> Result<(), PrecisionError> {
+    formats: &[&'a dyn FormatRule],
+) -> Result<Arithmetic<'a>, PrecisionError> {
     if matches!(parameter.role, Role::Embedding | Role::Norm | Role::Bias | Role::RouterBias) {
         return Err(PrecisionError::NotQuantizable {
             tensor: parameter.name.clone(),
@@ -70,15 +92,15 @@ fn check_fit(
     let (rows, cols) = parameter.rows_cols();
     let spec = QuantizeSpec::weight(format.clone());
     let given = formats.iter().copied().find(|arithmetic| arithmetic.id() == *format);
-    let layout = match given.or_else(|| builtin_rule(format)) {
-        Some(arithmetic) => arithmetic.layout(rows, cols, &spec),
+    let arithmetic = match given.or_else(|| builtin_rule(format)) {
+        Some(arithmetic) => Arithmetic::Given(arithmetic),
         None => match registry::format(format.as_str(), &serde_json::Value::Null) {
-            Ok(arithmetic) => arithmetic.layout(rows, cols, &spec),
+            Ok(arithmetic) => Arithmetic::Registered(arithmetic),
             Err(_) => return Err(unknown_format(format, rule, formats)),
         },
     };
-    match layout {
-        Ok(_) => Ok(()),
+    match arithmetic.rule().layout(rows, cols, &spec) {
+        Ok(_) => Ok(arithmetic),
         Err(source) => Err(PrecisionError::DoesNotFit {
             tensor: parameter.name.clone(),
             shape: parameter.shape.clone(),
@@ -86,6 +108,37 @@ fn check_fit(
             source: Box::new(source),
         }),
     }
+}
+
+/// Refuses a cut that does not give equal shards of whole blocks, in every direction that the matrix is quantized in.
+fn check_cut(
+    parameter: &Parameter,
+    format: &FormatId,
+    backward: BackwardMode,
+    arithmetic: &dyn FormatRule,
+    plan: PartitionPlan,
+) -> Result<(), PrecisionError> {
+    let (partition, (rows, cols)) = (plan.partition(parameter.role), parameter.rows_cols());
+    if partition.is_whole() {
+        return Ok(());
+    }
+    let axes: &[Axis] = match backward {
+        BackwardMode::Quantized => &[Axis::Row, Axis::Column],
+        BackwardMode::HighPrecision | BackwardMode::Dequantized => &[Axis::Row],
+    };
+    let cut = |axis: &Axis| -> Result<(), FormatError> {
+        // A rule knows its blocks; that shards are equal holds for every rule.
+        partition.check(format, (rows, cols), (1, 1))?;
+        let spec = QuantizeSpec::weight(format.clone()).with_axis(*axis).with_partition(partition);
+        arithmetic.layout(rows, cols, &spec).map(drop)
+    };
+    axes.iter().try_for_each(cut).map_err(|source| PrecisionError::Uncuttable {
+        tensor: parameter.name.clone(),
+        plan,
+        format: format.to_string(),
+        shape: parameter.shape.clone(),
+        source: Box::new(source),
+    })
 }
 
 fn unknown_format(format: &FormatId, rule: &Rule, formats: &[&dyn FormatRule]) -> PrecisionError {

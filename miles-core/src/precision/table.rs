@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{PrecisionMap, TensorFormat};
+use super::{PartitionPlan, PrecisionMap, TensorFormat};
 use crate::format::{QuantizeSpec, ScaleKind, builtin_rule};
 use crate::network::{Network, Parameter};
 
@@ -12,6 +12,8 @@ use crate::network::{Network, Parameter};
 pub struct PrecisionTable {
     /// Recipe of the map.
     pub recipe: String,
+    /// How routed experts are cut.
+    pub plan: PartitionPlan,
     /// Digest of the map.
     pub digest: String,
     /// Rows in the order in which their first tensor appears in the network.
@@ -52,7 +54,8 @@ impl PrecisionTable {
             group.layers.extend(parameter.layer);
             group.tensors += 1;
             group.elements += parameter.elements();
-            group.bytes = group.bytes.zip(stored_bytes(parameter, &entry.format)).map(|(sum, bytes)| sum + bytes);
+            group.bytes =
+                group.bytes.zip(stored_bytes(parameter, &entry.format, map.plan())).map(|(sum, bytes)| sum + bytes);
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(_, group)| group.first);
@@ -70,7 +73,7 @@ impl PrecisionTable {
                 bytes: group.bytes,
             })
             .collect();
-        PrecisionTable { recipe: map.recipe().to_owned(), digest: map.digest().to_string(), rows }
+        PrecisionTable { recipe: map.recipe().to_owned(), plan: map.plan(), digest: map.digest().to_string(), rows }
     }
 
     /// Bytes if every element were BF16.
@@ -117,6 +120,9 @@ impl fmt::Display for PrecisionTable {
             widths.iter_mut().zip(line).for_each(|(width, cell)| *width = (*width).max(cell.len()));
         }
         writeln!(f, "precision map of `{}`, digest {}", self.recipe, self.digest)?;
+        if !self.plan.is_whole() {
+            writeln!(f, "routed experts are cut: {}", self.plan)?;
+        }
         for [role, layers, format, backward, tensors, before, after] in &lines {
             let line = format!(
                 "{role:<0$}  {layers:<1$}  {format:<2$}  {backward:<3$}  {tensors:>4$}  {before:>5$}  {after:>6$}",
@@ -142,12 +148,13 @@ impl Group {
     }
 }
 
-fn stored_bytes(parameter: &Parameter, format: &TensorFormat) -> Option<usize> {
+fn stored_bytes(parameter: &Parameter, format: &TensorFormat, plan: PartitionPlan) -> Option<usize> {
     match format {
         TensorFormat::Dense(dtype) => Some(parameter.elements() * dtype.element_bytes()),
         TensorFormat::Quantized(id) => {
             let (rows, cols) = parameter.rows_cols();
-            let layout = builtin_rule(id)?.layout(rows, cols, &QuantizeSpec::weight(id.clone())).ok()?;
+            let spec = QuantizeSpec::weight(id.clone()).with_partition(plan.partition(parameter.role));
+            let layout = builtin_rule(id)?.layout(rows, cols, &spec).ok()?;
             let scale_bytes = if layout.scale_kind == ScaleKind::F32 { 4 } else { 1 };
             Some(layout.codes_bytes + layout.scale_rows * layout.scale_cols * scale_bytes + 4 * layout.outer_len)
         }

@@ -1,7 +1,7 @@
 //! The NVFP4 variants of `variants.safetensors`: scale rules, rotation, stochastic rounding.
 
 use miles_core::format::nvfp4::Hadamard;
-use miles_core::format::{Axis, FormatId, FormatRule, Nvfp4, QuantizeSpec, Source, SourceDtype, builtin_rule};
+use miles_core::format::{Axis, FormatId, Nvfp4, QuantizeSpec, Source, SourceDtype, builtin_rule};
 use miles_core::number::{bf16, e2m1};
 
 use crate::file::{Golden, assert_bytes};

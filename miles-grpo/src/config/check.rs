@@ -5,7 +5,7 @@ use std::path::Path;
 use miles_core::model::ModelConfig;
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::plugin::{AdamW, Sampling};
-use miles_core::precision::Recipe;
+use miles_core::precision::{PartitionPlan, Recipe};
 use miles_core::registry;
 use serde_json::{Map, Value};
 
@@ -28,12 +28,20 @@ pub(super) fn plan(config: &RunConfig) -> Result<Plan, ConfigErrors> {
     files(config, &mut issues);
     export(config, &mut issues);
     let recipe = issues.take("precision.recipe", &config.precision.recipe, config.precision.recipe.parse::<Recipe>());
+    let (shards, axis) = (config.precision.expert_tensor_parallel, config.precision.partition_axis);
+    let partition = issues.take("precision.expert_tensor_parallel", shards, PartitionPlan::new(shards, axis));
+    let precision = recipe.zip(partition).map(|(recipe, partition)| PrecisionPlan {
+        recipe,
+        rules: config.precision.rules.clone(),
+        activations: config.precision.activations,
+        partition,
+    });
     let on_reward_error = on_reward_error(&config.reward.on_error, &mut issues);
     let date = date(config, &mut issues);
     plugins(config, &mut issues);
-    match (issues.found.is_empty(), model, recipe, on_reward_error) {
-        (true, Some(model), Some(recipe), Some(on_reward_error)) => {
-            Ok(assemble(config, &model, context_tokens, recipe, on_reward_error, date))
+    match (issues.found.is_empty(), model, precision, on_reward_error) {
+        (true, Some(model), Some(precision), Some(on_reward_error)) => {
+            Ok(assemble(config, &model, context_tokens, precision, on_reward_error, date))
         }
         _ => Err(ConfigErrors { issues: issues.found }),
     }
@@ -223,7 +231,7 @@ fn assemble(
     config: &RunConfig,
     model: &ModelConfig,
     context_tokens: usize,
-    recipe: Recipe,
+    precision: PrecisionPlan,
     on_reward_error: OnRewardError,
     chat_template: Option<Date>,
 ) -> Plan {
@@ -248,11 +256,7 @@ fn assemble(
             backend: run.backend.clone(),
         },
         model: ModelPlan { dir: config.model.dir.clone(), context_tokens },
-        precision: PrecisionPlan {
-            recipe,
-            rules: config.precision.rules.clone(),
-            activations: config.precision.activations,
-        },
+        precision,
         data: DataPlan {
             train: data.train.clone(),
             fields: Fields {

@@ -83,7 +83,7 @@ pub enum Why {
     /// A name that no linked crate registers, or options that it does not take.
     #[error("{0}")]
     Plugin(miles_core::Error),
-    /// A precision recipe that does not exist.
+    /// A precision recipe that does not exist, or a plan that cuts experts into nothing.
     #[error("{0}")]
     Recipe(#[from] miles_core::precision::PrecisionError),
     /// A model directory that cannot be used.

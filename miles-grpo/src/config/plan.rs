@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use miles_core::plugin::{ActivationDtype, AdamW, Sampling};
-use miles_core::precision::{Recipe, Rule};
+use miles_core::precision::{PartitionPlan, Recipe, Rule};
 use serde_json::Value;
 
 use super::{ConfigErrors, ConfigFingerprint, ConfigIssue, ExistingOutput, RunConfig, check};
@@ -114,6 +114,8 @@ pub struct PrecisionPlan {
     pub rules: Vec<Rule>,
     /// Activation type.
     pub activations: ActivationDtype,
+    /// How routed experts are cut.
+    pub partition: PartitionPlan,
 }
 
 /// Prompts.

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use miles_core::plugin::ActivationDtype;
-use miles_core::precision::Rule;
+use miles_core::precision::{PartitionAxis, Rule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -98,6 +98,10 @@ section!(
         rules: Vec<Rule> = Vec::new(),
         /// Activation type, `bf16` or `f32`.
         activations: ActivationDtype = ActivationDtype::Bf16,
+        /// Shards that each routed expert is cut into, every one quantized apart.
+        expert_tensor_parallel: u16 = 1,
+        /// The dimension of the experts that is cut, `intermediate` or `hidden`.
+        partition_axis: PartitionAxis = PartitionAxis::Intermediate,
     }
 );
 

@@ -161,6 +161,7 @@ fn every_fault_of_checking_is_reported_at_once() {
             ("data.eval", "no-such-file"),
             ("export.experts", "packed"),
             ("precision.recipe", "nvfp4-dequantised"),
+            ("precision.expert_tensor_parallel", "0"),
             ("reward.on_error", "ignore"),
             ("data.date", "today"),
             ("reward.name", "arithmetik"),

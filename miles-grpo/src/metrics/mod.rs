@@ -14,6 +14,10 @@
 //! | `train/clip_fraction` | tokens whose ratio was clipped |
 //! | `train/entropy` | mean entropy per token, in nats |
 //! | `train/zero_std_groups` | groups whose rewards are all equal |
+//! | `quantize/layer_NN/saturated` | finite activation elements beyond the largest magnitude of their block |
+//! | `quantize/layer_NN/underflowed_blocks` | activation blocks of which nothing but zeros is left |
+//! | `quantize/layer_NN/non_finite` | activation elements that are NaN or infinite |
+//! | `quantize/elements`, `/blocks`, `/saturated`, ... | the same over all layers, and over what they are counted |
 //! | `eval/accuracy` | mean reward on held-out prompts after the step, where it was evaluated |
 //! | `eval/accuracy_before` | the same before the first step |
 //! | `policy_version`, `policy_digest` | the version that the step published |

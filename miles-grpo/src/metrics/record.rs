@@ -1,5 +1,8 @@
 //! From the stages' values to one record.
 
+use std::collections::BTreeMap;
+
+use miles_core::format::QuantizeCounts;
 use miles_core::plugin::StepRecord;
 use miles_core::policy::PolicyStamp;
 use serde_json::{Map, Number, Value};
@@ -36,6 +39,7 @@ pub fn record(facts: StepFacts<'_>) -> Result<StepRecord, StageError> {
     let mut record = Recorder { step: facts.step, values: Map::new() };
     rollout(&mut record, facts)?;
     train(&mut record, facts)?;
+    quantize(&mut record, facts.updated);
     record.text("policy_digest", facts.published.digest.to_string());
     record.count("policy_version", facts.published.version.0);
     performance(&mut record, facts)?;
@@ -85,6 +89,30 @@ fn train(record: &mut Recorder, facts: StepFacts<'_>) -> Result<(), StageError> 
         record.number(&format!("train/grad_norm/{part}"), mean(norms.map(|(_, norm)| *norm)))?;
     }
     Ok(())
+}
+
+/// Counts of the step's training forwards. A run without quantized activations has none of these keys.
+fn quantize(record: &mut Recorder, updated: &Updated) {
+    let mut layers: BTreeMap<(bool, Option<usize>), QuantizeCounts> = BTreeMap::new();
+    let mut total = QuantizeCounts::default();
+    for (layer, counts) in updated.reports.iter().flat_map(|report| &report.activation_counts) {
+        // The head comes after the layers.
+        layers.entry((layer.is_none(), *layer)).or_default().merge(counts);
+        total.merge(counts);
+    }
+    for ((_, layer), counts) in &layers {
+        let part = layer.map_or_else(|| "head".to_owned(), |layer| format!("layer_{layer:02}"));
+        record.count(&format!("quantize/{part}/saturated"), counts.saturated);
+        record.count(&format!("quantize/{part}/underflowed_blocks"), counts.underflowed_blocks);
+        record.count(&format!("quantize/{part}/non_finite"), counts.non_finite);
+    }
+    if !layers.is_empty() {
+        record.count("quantize/elements", total.elements);
+        record.count("quantize/blocks", total.blocks);
+        record.count("quantize/saturated", total.saturated);
+        record.count("quantize/underflowed_blocks", total.underflowed_blocks);
+        record.count("quantize/non_finite", total.non_finite);
+    }
 }
 
 fn performance(record: &mut Recorder, facts: StepFacts<'_>) -> Result<(), StageError> {

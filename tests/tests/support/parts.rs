@@ -68,6 +68,7 @@ pub fn engine(cpu: &CpuRef, snapshot: &Arc<Snapshot>, max_running: usize) -> Cpu
         max_running,
         context_tokens: 128,
         threads: None,
+        partition: snapshot.map().plan(),
     };
     let engine = cpu.engine(options).unwrap();
     block_on(engine.load(Arc::clone(snapshot))).unwrap();

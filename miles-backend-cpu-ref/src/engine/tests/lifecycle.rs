@@ -6,6 +6,7 @@ use miles_core::Error;
 use miles_core::format::{FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, TensorLayout};
 use miles_core::plugin::{FinishReason, RolloutError};
 use miles_core::policy::{PolicyError, PolicyTensor};
+use miles_core::precision::PartitionPlan;
 
 use super::*;
 
@@ -111,6 +112,7 @@ fn an_unknown_format_is_refused_and_a_known_one_is_emulated() {
         max_running: 4,
         context_tokens: 64,
         threads: None,
+        partition: PartitionPlan::WHOLE,
     };
     let emulating = CpuEngine::new(options, &context).unwrap();
     block_on(emulating.load(foreign)).unwrap();
@@ -221,6 +223,7 @@ fn an_engine_that_may_run_nothing_is_refused() {
         max_running: 0,
         context_tokens: 64,
         threads: None,
+        partition: PartitionPlan::WHOLE,
     };
     let error = CpuRef::new().engine(options).unwrap_err();
     assert!(matches!(error, Error::Rollout(RolloutError::BadSampling { key: "max_running", .. })), "{error}");

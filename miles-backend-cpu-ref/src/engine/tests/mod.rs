@@ -95,6 +95,7 @@ fn unloaded(snapshot: &Snapshot, setup: &Setup) -> CpuEngine {
         activations: setup.activations,
         max_running: setup.max_running,
         threads: None,
+        partition: snapshot.map().plan(),
     };
     let mut engine = backend.engine(options).unwrap();
     engine.limits.prefill_tokens = setup.prefill_tokens;

@@ -1,6 +1,6 @@
 //! Quantizers with exactly one defect each, to test tests: each writes real wrong bytes and is caught by a known case.
 //!
-//! [`Broken`] is a second implementation of the four formats `nvfp4`, `mxfp8`, `fp8-block` and `fp8-block/pow2-scales`,
+//! [`Broken`] is a second implementation of the four formats `nvfp4`, `mxfp8`, `fp8-block` and `fp8-block/power-of-two`,
 //! slow and straight from their definitions, that shares no arithmetic with the rules. [`Broken::sound`] passes the
 //! whole suite; [`Broken::with`] has one [`Defect`]. The defect of the hand-off, quantizing the F32 master instead of
 //! its BF16 rounding, is no property of a quantizer: [`publish_masters`] has it.

@@ -5,7 +5,7 @@ use super::steps::{Outer, Scale, Steps};
 use crate::format::{Axis, BlockScales, Operand, QuantizeSpec, QuantizedParts, ScaleScope, Source};
 
 /// The formats that this path knows.
-pub(super) const FORMATS: [&str; 4] = ["nvfp4", "mxfp8", "fp8-block", "fp8-block/pow2-scales"];
+pub(super) const FORMATS: [&str; 4] = ["nvfp4", "mxfp8", "fp8-block", "fp8-block/power-of-two"];
 
 /// The extent of a block: elements along a line, and lines that share its scale.
 pub(super) struct Blocks {
@@ -59,7 +59,7 @@ pub(super) fn quantize(
             let scale = match spec.format.as_str() {
                 "nvfp4" => steps.nvfp4_scale(amax, &outers[if outers.len() == 1 { 0 } else { first }]),
                 "mxfp8" => steps.mxfp8_scale(amax),
-                format => steps.fp8_scale(amax, source.dtype(), format.ends_with("pow2-scales")),
+                format => steps.fp8_scale(amax, source.dtype(), format.ends_with("power-of-two")),
             };
             let (Scale::Byte(_, encode) | Scale::Float(_, encode)) = scale;
             let is_short = range.len() < block_length;

@@ -38,8 +38,8 @@ SPECS = {
     "blockfp8": {
         "act_f32": ("fp8-block", "activation", "row", "row"),
         "wt_f32": ("fp8-block", "weight", "row", "tensor"),
-        "act_p2": ("fp8-block/pow2-scales", "activation", "row", "row"),
-        "wt_p2": ("fp8-block/pow2-scales", "weight", "row", "tensor"),
+        "act_p2": ("fp8-block/power-of-two", "activation", "row", "row"),
+        "wt_p2": ("fp8-block/power-of-two", "weight", "row", "tensor"),
     },
     "variants": {
         "mx_floor": ("mxfp8/ocp-floor", "activation", "row", "row"),

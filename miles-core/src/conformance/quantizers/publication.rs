@@ -11,7 +11,7 @@ use crate::model::{Architecture, AttentionConfig, MlpConfig, ModelConfig, RopeCo
 use crate::network::{Network, ParamId, Role};
 use crate::plugin::{Quantizer, Support};
 use crate::policy::{Ledger, PolicyContext, PolicyTensor, PolicyVersion, Snapshot, WeightSource, quantize_policy};
-use crate::precision::{PrecisionMap, Recipe, Rule, TensorFormat, resolve_with};
+use crate::precision::{PartitionPlan, PrecisionMap, Recipe, Rule, TensorFormat, resolve_with};
 use crate::{Error, Result};
 
 /// Something that turns master weights into a policy version, as [`quantize_policy`] does.
@@ -46,7 +46,7 @@ fn check(publisher: &Publisher<'_>, quantizer: &dyn Quantizer, rule: &dyn Format
     let network = Arc::new(network());
     let roles = [Role::AttentionO, Role::MlpGate, Role::MlpUp, Role::MlpDown];
     let overrides = [Rule::roles(&roles, TensorFormat::Quantized(rule.id()))];
-    let map = Arc::new(resolve_with(&network, Recipe::Bf16, &overrides, &[rule])?);
+    let map = Arc::new(resolve_with(&network, Recipe::Bf16, &overrides, &[rule], PartitionPlan::WHOLE)?);
     let masters = Masters { network: &network };
     let ledger = Ledger::discard();
     let context = PolicyContext { run: "conformance", step: 0, version: PolicyVersion(3), ledger: &ledger };

@@ -130,7 +130,7 @@ fn tensors_of_two_kinds_are_described_and_not_compared_byte_by_byte() {
     let of = |format: fn() -> FormatId| PolicyTensor::Quantized(quantized(format()));
     let difference = tensor_difference(&of(FormatId::fp8_block), &of(FormatId::fp8_block_pow2)).unwrap();
     let text = difference.to_string();
-    assert!(text.contains("fp8-block [130, 160]") && text.contains("fp8-block/pow2-scales [130, 160]"), "{text}");
+    assert!(text.contains("fp8-block [130, 160]") && text.contains("fp8-block/power-of-two [130, 160]"), "{text}");
     let dense = PolicyTensor::Dense(DenseTensor::from_f32(Dtype::F32, vec![1], &[0.0]).unwrap());
     assert!(matches!(tensor_difference(&dense, &of(FormatId::mxfp8)), Some(TensorDifference::Kind { .. })));
 }

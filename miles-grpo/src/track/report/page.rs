@@ -78,6 +78,11 @@ fn charts(report: &Report<'_>) -> Vec<Chart> {
     let before = records.first().and_then(|record| Some((record.step as f64, record.number("eval/accuracy_before")?)));
     let accuracy = of("eval/accuracy", "held-out accuracy").preceded_by(before);
     let stages = Stage::ALL.map(|(_, name)| of(&format!("perf/seconds_{name}"), name)).to_vec();
+    let lost = vec![
+        of("quantize/saturated", "saturated elements"),
+        of("quantize/underflowed_blocks", "underflowed blocks"),
+        of("quantize/non_finite", "non-finite elements"),
+    ];
     let mismatch = vec![of("train/mismatch_max_abs", "largest difference"), of("train/mismatch_k3", "k3")];
     vec![
         Chart { band, ..Chart::lines("Reward, mean and spread", vec![reward]) },
@@ -86,6 +91,7 @@ fn charts(report: &Report<'_>) -> Vec<Chart> {
         Chart::lines("Divergence from the reference policy (k3)", vec![of("train/kl_ref", "k3")]),
         Chart::lines("Gradient norm", vec![of("train/grad_norm", "total")]),
         Chart::lines("Gradient norm per part", below(records, "train/grad_norm/")),
+        Chart::lines("Activations that quantization could not keep", lost),
         Chart::lines("Response length (tokens)", vec![of("rollout/response_tokens_mean", "mean")]),
         Chart::lines("Entropy (nats per token)", vec![of("train/entropy", "entropy")]),
         Chart { is_stacked: true, ..Chart::lines("Seconds per stage", stacked(stages)) },
@@ -112,11 +118,12 @@ fn figure(chart: &Chart) -> Result<String, OutputError> {
 fn precision(report: &Report<'_>) -> String {
     let table = report.precision;
     let mut html = format!(
-        "<h2>Precision map</h2>\n<p>Recipe <code>{}</code>, digest <code>{}</code></p>\n<div class=\"scroll\"><table>\n\
+        "<h2>Precision map</h2>\n<p>Recipe <code>{}</code>, digest <code>{}</code>, {}</p>\n<div class=\"scroll\"><table>\n\
          <thead><tr><th>role</th><th>layers</th><th>format</th><th>gradients</th><th>rule</th>\
          <th>tensors</th><th>elements</th><th>bytes</th></tr></thead>\n<tbody>\n",
         escape(&table.recipe),
-        escape(&table.digest)
+        escape(&table.digest),
+        table.plan
     );
     for row in &table.rows {
         let bytes = row.bytes.map_or_else(|| "–".to_owned(), |bytes| bytes.to_string());

@@ -3,7 +3,7 @@
 use miles_core::digest::Digest;
 use miles_core::plugin::StepRecord;
 use miles_core::policy::{PolicyStamp, PolicyVersion};
-use miles_core::precision::{PrecisionTable, TableRow};
+use miles_core::precision::{PartitionPlan, PrecisionTable, TableRow};
 use serde_json::json;
 
 use super::charts::{Chart, number};
@@ -40,7 +40,12 @@ fn table() -> PrecisionTable {
         bf16_bytes: 8192,
         bytes: Some(2304),
     };
-    PrecisionTable { recipe: "nvfp4-dequantized".to_owned(), digest: "ab12".to_owned(), rows: vec![row] }
+    PrecisionTable {
+        recipe: "nvfp4-dequantized".to_owned(),
+        plan: PartitionPlan::WHOLE,
+        digest: "ab12".to_owned(),
+        rows: vec![row],
+    }
 }
 
 fn with_report<T>(steps: u64, use_it: impl FnOnce(&Report<'_>) -> T) -> T {
