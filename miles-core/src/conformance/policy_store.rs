@@ -1,7 +1,7 @@
 //! The suite for policy stores.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use super::fixture::{Family, policy};
 use super::wait::{together, wait};
@@ -166,8 +166,9 @@ fn publishers_race_without_loss(make: &MakeStore<'_>) -> Verdict {
 fn readers_see_whole_versions_in_order(store: &dyn PolicyStore) -> Verdict {
     let snapshots: Vec<Arc<Snapshot>> = (0..12).map(snapshot).collect::<Result<_>>()?;
     wait(store.publish(Arc::clone(&snapshots[0])))?;
-    let done = AtomicBool::new(false);
+    let (done, start) = (AtomicBool::new(false), Barrier::new(3));
     let publisher = || {
+        start.wait();
         let result = snapshots[1..].iter().try_for_each(|snapshot| {
             std::thread::sleep(std::time::Duration::from_micros(300));
             Ok(wait(store.publish(Arc::clone(snapshot)))?)
@@ -176,6 +177,7 @@ fn readers_see_whole_versions_in_order(store: &dyn PolicyStore) -> Verdict {
         result
     };
     let reader = || {
+        start.wait();
         let mut seen = PolicyVersion(0);
         loop {
             let last_turn = done.load(Ordering::Acquire);

@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 
 use super::wait::{together, wait};
 use super::{Failure, Report, Suite, Verdict};
-use crate::Error;
 use crate::plugin::{Reward, RewardError, RewardInput};
 
 /// The groups of the reward suite, in order.
@@ -43,8 +42,8 @@ pub struct RewardSample {
 }
 
 impl RewardSample {
-    /// A finished completion of a prompt with an expected answer. The data row holds `prompt` and `answer`; the token ids
-    /// are the bytes of the completion.
+    /// A finished completion of a prompt with an expected answer. The data row holds `prompt` and `answer`; the token
+    /// ids are the bytes of the completion.
     #[must_use]
     pub fn new(prompt: &str, completion: &str, answer: Option<&str>) -> Self {
         let mut row = Map::from_iter([("prompt".to_owned(), Value::from(prompt))]);
@@ -90,7 +89,7 @@ fn run(subject: &RewardSubject, mut suite: Suite) -> Report {
     suite.case("judging/known", || known_samples_get_their_reward(subject));
     suite.case("judging/repeatable", || the_same_sample_gets_the_same_reward(subject));
     if subject.refused.is_empty() {
-        suite.refusal("judging/refused", || declared::<()>(&subject.name, "the refusal of a sample"));
+        suite.unsupported("judging/refused", || Ok("the subject declares that it judges everything".to_owned()));
     } else {
         suite.case("judging/refused", || what_cannot_be_judged_is_an_error(subject));
     }
@@ -98,12 +97,6 @@ fn run(subject: &RewardSubject, mut suite: Suite) -> Report {
     suite.case("hostile/rows", || hostile_text_is_judged_or_refused(reward, &of_rows()));
     suite.case("threads/any", || every_thread_gets_the_same(subject));
     suite.finish()
-}
-
-/// The refusal of what a subject declares that it has nothing of.
-fn declared<T>(name: &str, operation: &str) -> crate::Result<T> {
-    let why = "the subject declares that it judges everything".to_owned();
-    Err(Error::Unsupported { operation: operation.to_owned(), backend: name.to_owned(), why })
 }
 
 fn known_samples_get_their_reward(subject: &RewardSubject) -> Verdict {

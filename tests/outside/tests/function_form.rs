@@ -43,11 +43,7 @@ fn a_reward_that_judges_everything_says_so() {
 
 #[test]
 fn a_report_in_which_nothing_ran_fails() {
-    let empty = [
-        Report::new("nothing"),
-        Suite::new("no case").finish(),
-        reward_group(&shortness(), "no-such-group"),
-    ];
+    let empty = [Report::new("nothing"), Suite::new("no case").finish(), reward_group(&shortness(), "no-such-group")];
     for report in empty {
         assert!(report.cases.is_empty());
         let error = report.require().unwrap_err();
@@ -68,7 +64,9 @@ impl Scheduler for Twice {
 fn a_broken_plug_in_fails_by_the_name_of_the_case() {
     let report = schedulers(&|| Box::new(Twice));
     match report.require() {
-        Err(ConformanceError::Failed { failed, .. }) => assert!(failed.contains(&"steps/prompts".to_owned()), "{failed:?}"),
+        Err(ConformanceError::Failed { failed, .. }) => {
+            assert!(failed.contains(&"steps/prompts".to_owned()), "{failed:?}")
+        }
         other => panic!("{other:?}"),
     }
     let json = report.to_json();

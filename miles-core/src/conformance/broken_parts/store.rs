@@ -76,7 +76,7 @@ impl BrokenStore {
         if let Some(newest) = newest.filter(|newest| version <= *newest) {
             return Err(PolicyError::NotMonotonic { published: version, newest }.into());
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(10));
         self.look(version);
         match self.inner.publish(snapshot).await {
             Err(Error::Policy(PolicyError::NotMonotonic { .. })) => Ok(()),
@@ -105,7 +105,7 @@ impl PolicyStore for BrokenStore {
             }
             StoreDefect::ShowsHalf => {
                 self.hidden.store(true, Ordering::Release);
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(20));
                 let result = self.inner.publish(snapshot).await;
                 self.hidden.store(false, Ordering::Release);
                 result

@@ -6,9 +6,12 @@ use super::super::fixture::{Family, policy};
 use super::super::wait::together;
 use super::super::{Suite, Verdict};
 use super::bench::{Bench, generate, same, work};
+use crate::Result;
 use crate::plugin::{EngineOptions, GenerateRequest, Rollout};
 use crate::precision::Recipe;
-use crate::{Error, Result};
+
+/// The reason in a report of a backend that is not batch-invariant.
+pub(in crate::conformance) const DEPENDS: &str = "the backend declares that its results depend on the batch";
 
 pub(super) fn add(suite: &mut Suite, bench: &Bench<'_>) {
     type Check = fn(&Bench<'_>, Family, Recipe) -> Verdict;
@@ -22,17 +25,9 @@ pub(super) fn add(suite: &mut Suite, bench: &Bench<'_>) {
         if bench.backend.capabilities.batch_invariant {
             suite.case(name, || bench.everywhere(|family, recipe| check(bench, family, recipe)));
         } else {
-            suite.refusal(name, || not_declared(bench));
+            suite.unsupported(name, || Ok(DEPENDS.to_owned()));
         }
     }
-}
-
-fn not_declared(bench: &Bench<'_>) -> Result<()> {
-    Err(Error::Unsupported {
-        operation: "batch invariance".to_owned(),
-        backend: bench.backend.name.clone(),
-        why: "the backend declares that its results depend on the batch".to_owned(),
-    })
 }
 
 /// Each prompt alone, and all of them in the opposite order.

@@ -27,7 +27,7 @@ fn the_longest_length_ends(bench: &Bench<'_>, family: Family, recipe: Recipe) ->
     Ok(())
 }
 
-/// O17: with three ids, whichever of them is drawn ends the completion, is part of it and is what the finish reason says.
+/// O17: with three ids, whichever of them is drawn ends the completion, is part of it, and the finish reason says so.
 fn every_eos_id_ends(bench: &Bench<'_>, family: Family, recipe: Recipe) -> Verdict {
     let engine = bench.loaded(family, recipe)?;
     let request = work(family, 12);

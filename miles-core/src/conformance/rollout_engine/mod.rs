@@ -1,6 +1,6 @@
 //! The suite for rollout engines.
 
-mod batching;
+pub(super) mod batching;
 pub(super) mod bench;
 mod ending;
 mod formats;

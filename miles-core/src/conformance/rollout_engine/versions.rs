@@ -93,6 +93,7 @@ fn a_load_during_a_rollout_does_not_mix(bench: &Bench<'_>) -> Verdict {
                 break;
             }
             wait(engine.load(Arc::clone(&versions[turn % 2].0)))?;
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         Ok(())
     };

@@ -1,13 +1,14 @@
 //! Trainer logprobs: of the published bytes, whatever is computed beside them, and those of the engine.
 
 use super::super::fixture::{Family, samples};
+use super::super::rollout_engine::batching::DEPENDS;
 use super::super::rollout_engine::bench::generate;
 use super::super::{Failure, Suite, Verdict};
 use super::bench::{TrainerBench, batch, same_scores, step};
+use crate::Result;
 use crate::plugin::{Rollout, ScoredPolicy, TrainBatch, TrainSample, TrainerOptions};
 use crate::policy::PolicyStamp;
 use crate::precision::Recipe;
-use crate::{Error, Result};
 
 pub(super) fn add(suite: &mut Suite, bench: &TrainerBench<'_>) {
     suite.case("scores/shape", || {
@@ -23,17 +24,9 @@ pub(super) fn add(suite: &mut Suite, bench: &TrainerBench<'_>) {
         if bench.subject.backend.capabilities.batch_invariant {
             suite.case(name, || bench.everywhere(|family, recipe| check(bench, family, recipe)));
         } else {
-            suite.refusal(name, || not_declared(bench));
+            suite.unsupported(name, || Ok(DEPENDS.to_owned()));
         }
     }
-}
-
-fn not_declared(bench: &TrainerBench<'_>) -> Result<()> {
-    Err(Error::Unsupported {
-        operation: "batch invariance".to_owned(),
-        backend: bench.subject.backend.name.clone(),
-        why: "the backend declares that its results depend on the batch".to_owned(),
-    })
 }
 
 fn there_is_one_score_per_token(bench: &TrainerBench<'_>, family: Family, recipe: Recipe) -> Verdict {
