@@ -98,7 +98,8 @@ fn what_exceeds_the_context_is_refused(bench: &Bench<'_>) -> Verdict {
 
 fn parameters_outside_their_range_are_refused(bench: &Bench<'_>) -> Verdict {
     let engine = bench.loaded(Family::Dense, Recipe::Bf16)?;
-    let cases: [(&str, fn(&mut Sampling)); 8] = [
+    type Change = fn(&mut Sampling);
+    let cases: [(&str, Change); 8] = [
         ("temperature", |sampling| sampling.temperature = -1.0),
         ("temperature", |sampling| sampling.temperature = f32::NAN),
         ("temperature", |sampling| sampling.temperature = f32::INFINITY),

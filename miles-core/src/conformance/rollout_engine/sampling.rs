@@ -171,7 +171,8 @@ fn truncation_changes_draws_and_no_logprob(bench: &Bench<'_>) -> Verdict {
         first_tokens(&generate(engine.as_ref(), &request)?)
     };
     let greedy = of(|sampling| sampling.temperature = 0.0)?;
-    let cases: [(&str, fn(&mut Sampling)); 3] = [
+    type Change = fn(&mut Sampling);
+    let cases: [(&str, Change); 3] = [
         ("top_k = 1", |sampling| sampling.top_k = 1),
         ("top_p = 1e-6", |sampling| sampling.top_p = 1e-6),
         ("min_p = 1", |sampling| sampling.min_p = 1.0),
