@@ -4,6 +4,7 @@
 
 pub mod contract;
 pub mod quantize;
+pub mod seams;
 pub mod training;
 
 use std::borrow::Cow;

@@ -9,18 +9,20 @@ use std::sync::Arc;
 use futures_lite::future::block_on;
 use miles_backend_cpu_ref::CpuRef;
 use miles_core::checkpoint::{Checkpoint, WriteOptions, write_checkpoint};
-use miles_core::conformance;
-use miles_core::conformance::broken::ReciprocalForDivision;
+use miles_core::conformance::broken::{Broken, Defect};
+use miles_core::conformance::{self, Outcome};
 use miles_core::format::FormatId;
 use miles_core::network::{ParamId, Role};
 use miles_core::plugin::{
-    Backend, CancelToken, Completion, CompletionGroup, GenerateRequest, PromptRequest, RolloutEngine, Sampling, TrainBatch,
-    TrainSample, Trainer,
+    Backend, CancelToken, Completion, CompletionGroup, GenerateRequest, PromptRequest, RolloutEngine, Sampling,
+    TrainBatch, TrainSample, Trainer,
 };
 use miles_core::policy::{
     Ledger, LedgerEvent, PolicyContext, PolicyVersion, Snapshot, WeightSource, quantize_policy, verify,
 };
-use miles_core::precision::{PrecisionMap, Recipe, Rule, TensorFormat, resolve};
+use miles_core::precision::{
+    PartitionAxis, PartitionPlan, PrecisionMap, Recipe, Rule, TensorFormat, resolve, resolve_with,
+};
 use miles_core::tensor::{DenseTensor, Dtype};
 use miles_grpo::loss::Clipped;
 use safetensors::SafeTensors;
@@ -48,10 +50,22 @@ pub const SEAMS: [Seam; 10] = [
     Seam { name: "map", broken: "gate is NVFP4, its partner up is BF16", run: split_pair },
     Seam { name: "weights", broken: "one weight is NaN", run: not_finite },
     Seam { name: "source", broken: "one tensor is quantized again from its F32 master", run: two_sources },
-    Seam { name: "quantizer", broken: "the backend multiplies by a reciprocal where the rule divides", run: reciprocal },
+    Seam {
+        name: "quantizer",
+        broken: "the backend multiplies by a reciprocal where the rule divides",
+        run: reciprocal,
+    },
     Seam { name: "format", broken: "the backend is asked for a format that it lacks", run: unknown_format },
-    Seam { name: "conversion", broken: "the engine's copy has the scales of TransformerEngine 2.13", run: other_variant },
-    Seam { name: "partition", broken: "the trainer quantizes experts in two shards, the engine whole", run: other_plan },
+    Seam {
+        name: "conversion",
+        broken: "the engine's copy has the scales of TransformerEngine 2.13",
+        run: other_variant,
+    },
+    Seam {
+        name: "partition",
+        broken: "the trainer quantizes experts in two shards, the engine whole",
+        run: other_plan,
+    },
     Seam { name: "publication", broken: "the new version never reaches the engine", run: stale_engine },
     Seam { name: "export", broken: "one bit of one stored code is flipped", run: flipped_bit },
     Seam { name: "checkpoint", broken: "a quantized tensor lost its block scales", run: lost_scale },
@@ -161,7 +175,11 @@ impl WeightSource for Poisoned<'_> {
 }
 
 fn not_finite(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
-    caught(bench.convert(&bench.map, &Poisoned { source: &bench.checkpoint, id: bench.quantized()? }, &Ledger::discard()))
+    caught(bench.convert(
+        &bench.map,
+        &Poisoned { source: &bench.checkpoint, id: bench.quantized()? },
+        &Ledger::discard(),
+    ))
 }
 
 fn two_sources(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
@@ -190,9 +208,13 @@ fn two_sources(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
 }
 
 fn reciprocal(_: &Bench) -> Result<Caught, Box<dyn Error>> {
-    let report = conformance::quantizer(&ReciprocalForDivision::default());
-    let failed = report.failed().next().map(|case| format!("conformance case {}: {:?}", case.name, case.outcome));
-    Ok(failed)
+    let broken = Broken::with(Defect::ReciprocalForDivision);
+    let report = conformance::quantizer_group(&broken, "division");
+    let failed = report.failed().next();
+    Ok(failed.map(|case| match &case.outcome {
+        Outcome::Failed { why } => format!("conformance case {}: {why}", case.name),
+        other => format!("conformance case {}: {other:?}", case.name),
+    }))
 }
 
 fn unknown_format(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
@@ -210,6 +232,13 @@ fn other_variant(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
     block_on(engine.load(bench.convert(&other, &bench.checkpoint, &Ledger::discard())?))?;
     let batch = sampled(engine.as_ref())?;
     caught(trainer.update(&batch, &Clipped::default(), 1e-3))
+}
+
+fn other_plan(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
+    let two = PartitionPlan::new(2, PartitionAxis::Intermediate)?;
+    let cut = Arc::new(resolve_with(bench.checkpoint.network(), Recipe::Mxfp8Dequantized, &[], &[], two)?);
+    let version = bench.convert(&cut, &bench.checkpoint, &Ledger::discard())?;
+    caught(block_on(bench.engine()?.load(version)))
 }
 
 fn stale_engine(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
@@ -243,14 +272,8 @@ fn lost_scale(bench: &Bench) -> Result<Caught, Box<dyn Error>> {
 
 /// A few completions of one prompt, with advantages of both signs.
 fn sampled(engine: &dyn RolloutEngine) -> Result<TrainBatch, Box<dyn Error>> {
-    let sampling = Sampling {
-        temperature: 1.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        max_new_tokens: 4,
-        eos_token_ids: Vec::new(),
-    };
+    let sampling =
+        Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, max_new_tokens: 4, eos_token_ids: Vec::new() };
     let prompts = vec![PromptRequest { key: 0, tokens: vec![3, 1, 4, 1, 5], completions: 4 }];
     let request = GenerateRequest { prompts, sampling, seed: 7, step: 0 };
     let rollout = block_on(engine.generate(&request, &CancelToken::default()))?;

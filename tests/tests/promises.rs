@@ -5,6 +5,7 @@ mod bad_input;
 mod batch_invariance;
 mod cache;
 mod checkpoint_layouts;
+mod conformance;
 mod contract;
 mod denominator;
 mod eos;

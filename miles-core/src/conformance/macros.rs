@@ -32,6 +32,60 @@ macro_rules! conformance_tests {
             negative_zeros, non_finite, joint, neighbours, repeat, decode, publication
         ] }
     };
+    (policy_store: $subject:expr) => {
+        $crate::conformance_tests! { policy_store policy_store_conformance: $subject }
+    };
+    (policy_store $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, policy_store_group, POLICY_STORE_GROUPS, [
+            reading, publishing, concurrency
+        ] }
+    };
+    (rollout_engine: $subject:expr) => {
+        $crate::conformance_tests! { rollout_engine rollout_engine_conformance: $subject }
+    };
+    (rollout_engine $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, rollout_engine_group, ROLLOUT_ENGINE_GROUPS, [
+            formats, sampling, versions, ending, refusals
+        ] }
+    };
+    (trainer: $subject:expr) => {
+        $crate::conformance_tests! { trainer trainer_conformance: $subject }
+    };
+    (trainer $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, trainer_group, TRAINER_GROUPS, [
+            recipes, publication, scores, update, resume, refusals
+        ] }
+    };
+    (reward: $subject:expr) => {
+        $crate::conformance_tests! { reward reward_conformance: $subject }
+    };
+    (reward $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, reward_group, REWARD_GROUPS, [judging, hostile, threads] }
+    };
+    (scheduler: $subject:expr) => {
+        $crate::conformance_tests! { scheduler scheduler_conformance: $subject }
+    };
+    (scheduler $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, scheduler_group, SCHEDULER_GROUPS, [steps, view, state] }
+    };
+    (advantage: $subject:expr) => {
+        $crate::conformance_tests! { advantage advantage_conformance: $subject }
+    };
+    (advantage $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, advantage_group, ADVANTAGE_GROUPS, [values, threads] }
+    };
+    (loss: $subject:expr) => {
+        $crate::conformance_tests! { loss loss_conformance: $subject }
+    };
+    (loss $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, loss_group, LOSS_GROUPS, [gradient, batch, threads] }
+    };
+    (observer: $subject:expr) => {
+        $crate::conformance_tests! { observer observer_conformance: $subject }
+    };
+    (observer $module:ident: $subject:expr) => {
+        $crate::conformance_group_tests! { $module, $subject, observer_group, OBSERVER_GROUPS, [events] }
+    };
 }
 
 /// The tests of one subject: a `#[test]` per group, and one that compares the groups with those of the suite.

@@ -25,17 +25,36 @@
 //! - A report without one passed case fails: nothing ran.
 //! - Cases are functions of the value under test alone: no environment, no clock, no random seed.
 
+mod advantage;
 pub mod broken;
+pub mod broken_parts;
 mod compare;
+pub mod fixture;
 mod formats;
 mod golden;
 mod grid;
+mod loss;
 mod macros;
+mod observer;
+mod policy_store;
 mod quantizers;
 mod report;
+mod reward;
+mod rollout_engine;
+mod scheduler;
 mod suite;
+mod trainer;
+mod wait;
 
+pub use advantage::{ADVANTAGE_GROUPS, advantage_group, advantages};
 pub use formats::{FORMAT_GROUPS, format_group, formats};
+pub use loss::{LOSS_GROUPS, loss_group, losses};
+pub use observer::{MakeObserver, OBSERVER_GROUPS, observer_group, observers};
+pub use policy_store::{MakeStore, POLICY_STORE_GROUPS, policy_store_group, policy_stores};
 pub use quantizers::{Publisher, QUANTIZER_GROUPS, publication, quantizer, quantizer_group, quantizer_with};
 pub use report::{Case, ConformanceError, Outcome, Report};
+pub use reward::{REWARD_GROUPS, RewardSample, RewardSubject, reward_group, rewards};
+pub use rollout_engine::{ROLLOUT_ENGINE_GROUPS, rollout_engine_group, rollout_engines};
+pub use scheduler::{MakeScheduler, SCHEDULER_GROUPS, scheduler_group, schedulers};
 pub use suite::{Failure, Suite, Verdict};
+pub use trainer::{TRAINER_GROUPS, TrainerSubject, trainer_group, trainers};

@@ -15,6 +15,9 @@
 //!
 //! Every one of them is object safe and can be passed as a value; [`crate::registry`] finds them by name on top.
 
+/// For implementations of the async traits, so that they need no dependency of their own.
+pub use async_trait::async_trait;
+
 mod advantage;
 mod backend;
 mod loss;

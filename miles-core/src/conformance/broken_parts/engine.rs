@@ -1,0 +1,190 @@
+//! A rollout engine with one defect.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+
+use super::defects;
+use crate::network::ParamId;
+use crate::plugin::{Backend, CancelToken, EngineOptions, GenerateRequest, Rollout, RolloutEngine, RolloutError};
+use crate::policy::{PolicyStamp, PolicyTensor, Snapshot};
+use crate::{Error, Result};
+
+defects! {
+    /// What is wrong with a rollout engine.
+    EngineDefect {
+        /// O15: a sample depends on how many prompts share its batch.
+        NeighbourDependent => "sampling/neighbours",
+        /// A sample depends on the number of worker threads.
+        ThreadDependent => "sampling/threads",
+        /// A sample depends on how many requests came before.
+        CountsCalls => "sampling/repeatable",
+        /// Draws the same for every seed.
+        IgnoresTheSeed => "sampling/coordinates",
+        /// O14: reports logprobs that are not divided by the temperature.
+        UnscaledLogprobs => "sampling/temperature",
+        /// Reports logprobs of the distribution that top-k left.
+        TruncatedLogprobs => "sampling/truncation",
+        /// Reports probabilities in place of logprobs.
+        Probabilities => "sampling/shape",
+        /// O10, O11: keeps the first weights and claims the newest.
+        KeepsTheOldWeights => "versions/cache",
+        /// Says that every token is of the version after the live one.
+        WrongTokenVersions => "versions/stamp",
+        /// O7: a load that fails leaves nothing live.
+        UnloadsOnFailure => "versions/refused_load",
+        /// Takes a snapshot in a format that it cannot read, and goes on with the old one.
+        TakesAnyFormat => "formats/conformance-undeclared",
+        /// O17: stops at the first end-of-sequence id only.
+        OneEosId => "ending/eos",
+        /// Never looks at the cancel token.
+        IgnoresCancel => "ending/cancelled_before",
+        /// Leaves out prompts that want no completion.
+        DropsEmptyGroups => "refusals/empty",
+        /// Shortens completions until they fit the context.
+        ShortensToFit => "refusals/context",
+        /// Takes token ids modulo the vocabulary.
+        WrapsTokenIds => "refusals/vocabulary",
+    }
+}
+
+/// The backend with a defect in its engines.
+#[must_use]
+pub fn with_broken_engine(backend: &Backend, defect: EngineDefect) -> Backend {
+    let make = Arc::clone(&backend.engine);
+    let engine = move |options: EngineOptions| {
+        let (threads, vocab_size) = (options.threads, options.network.config.vocab_size as u32);
+        let broken = BrokenEngine {
+            inner: make(options)?,
+            defect,
+            threads,
+            vocab_size,
+            claimed: Mutex::new(None),
+            calls: AtomicU64::new(0),
+            unloaded: AtomicBool::new(false),
+        };
+        Ok(Arc::new(broken) as Arc<dyn RolloutEngine>)
+    };
+    Backend { engine: Arc::new(engine), ..backend.clone() }
+}
+
+struct BrokenEngine {
+    inner: Arc<dyn RolloutEngine>,
+    defect: EngineDefect,
+    threads: Option<usize>,
+    vocab_size: u32,
+    claimed: Mutex<Option<PolicyStamp>>,
+    calls: AtomicU64,
+    unloaded: AtomicBool,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl RolloutEngine for BrokenEngine {
+    async fn load(&self, snapshot: Arc<Snapshot>) -> Result<()> {
+        let stamp = snapshot.stamp();
+        if self.defect == EngineDefect::KeepsTheOldWeights && self.inner.loaded().is_some() {
+            *self.claimed.lock().unwrap_or_else(PoisonError::into_inner) = Some(stamp);
+            return Ok(());
+        }
+        match (self.inner.load(snapshot).await, self.defect) {
+            (Err(Error::Unsupported { .. }), EngineDefect::TakesAnyFormat) => Ok(()),
+            (Err(error), EngineDefect::UnloadsOnFailure) => {
+                self.unloaded.store(true, Ordering::Release);
+                Err(error)
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn loaded(&self) -> Option<PolicyStamp> {
+        if self.unloaded.load(Ordering::Acquire) {
+            return None;
+        }
+        let claimed = *self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        claimed.or_else(|| self.inner.loaded())
+    }
+
+    async fn generate(&self, request: &GenerateRequest, cancel: &CancelToken) -> Result<Rollout> {
+        if self.unloaded.load(Ordering::Acquire) {
+            return Err(RolloutError::NothingLoaded.into());
+        }
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        let changed = self.changed(request, call);
+        let never = CancelToken::default();
+        let cancel = if self.defect == EngineDefect::IgnoresCancel { &never } else { cancel };
+        let mut rollout = match (self.inner.generate(&changed, cancel).await, self.defect) {
+            (Err(Error::Rollout(RolloutError::ContextExceeded { .. })), EngineDefect::ShortensToFit) => {
+                self.shortened(changed, cancel).await?
+            }
+            (result, _) => result?,
+        };
+        self.change_rollout(&mut rollout, request);
+        Ok(rollout)
+    }
+
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        self.inner.operand(id)
+    }
+}
+
+impl BrokenEngine {
+    fn changed(&self, request: &GenerateRequest, call: u64) -> GenerateRequest {
+        let mut changed = request.clone();
+        match self.defect {
+            EngineDefect::NeighbourDependent => changed.seed ^= request.prompts.len() as u64,
+            EngineDefect::ThreadDependent => changed.seed ^= self.threads.unwrap_or(1) as u64,
+            EngineDefect::CountsCalls => changed.seed ^= call,
+            EngineDefect::IgnoresTheSeed => changed.seed = 0,
+            EngineDefect::OneEosId => changed.sampling.eos_token_ids.truncate(1),
+            EngineDefect::WrapsTokenIds => {
+                let ids = changed.prompts.iter_mut().flat_map(|prompt| &mut prompt.tokens);
+                ids.for_each(|id| *id %= self.vocab_size);
+            }
+            _ => {}
+        }
+        changed
+    }
+
+    /// The request with the longest completion length that the engine takes.
+    async fn shortened(&self, mut request: GenerateRequest, cancel: &CancelToken) -> Result<Rollout> {
+        loop {
+            request.sampling.max_new_tokens = (request.sampling.max_new_tokens - 1).min(1000);
+            if request.sampling.max_new_tokens == 0 {
+                request.prompts.pop();
+                request.sampling.max_new_tokens = 1;
+            }
+            match self.inner.generate(&request, cancel).await {
+                Err(Error::Rollout(RolloutError::ContextExceeded { .. })) => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn change_rollout(&self, rollout: &mut Rollout, request: &GenerateRequest) {
+        if self.defect == EngineDefect::DropsEmptyGroups {
+            rollout.groups.retain(|group| !group.completions.is_empty());
+        }
+        let claimed = *self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(claimed) = claimed {
+            rollout.stamp = claimed;
+        }
+        let stamp = rollout.stamp;
+        for completion in rollout.groups.iter_mut().flat_map(|group| &mut group.completions) {
+            if claimed.is_some() {
+                completion.versions.fill(stamp.version);
+            }
+            let logprobs = completion.logprobs.iter_mut();
+            match self.defect {
+                EngineDefect::WrongTokenVersions => completion.versions.fill(stamp.version.next()),
+                EngineDefect::UnscaledLogprobs if request.sampling.temperature > 0.0 => {
+                    logprobs.for_each(|logprob| *logprob *= request.sampling.temperature);
+                }
+                EngineDefect::TruncatedLogprobs if request.sampling.top_k == 1 => completion.logprobs.fill(0.0),
+                EngineDefect::Probabilities => logprobs.for_each(|logprob| *logprob = logprob.exp()),
+                _ => {}
+            }
+        }
+    }
+}

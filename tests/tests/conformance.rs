@@ -1,0 +1,154 @@
+//! The conformance suite on the parts that come with the library, and on the CPU backend with one defect at a time.
+
+use std::sync::Arc;
+
+use miles_core::conformance::broken_parts::{EngineDefect, TrainerDefect, with_broken_engine, with_broken_trainer};
+use miles_core::conformance::{
+    ConformanceError, Outcome, Report, RewardSample, RewardSubject, TrainerSubject, advantages, losses, policy_stores,
+    rewards, rollout_engine_group, rollout_engines, schedulers, trainer_group, trainers,
+};
+use miles_core::format::FormatId;
+use miles_core::plugin::{Backend, Capabilities};
+use miles_core::policy::MemoryStore;
+use miles_core::precision::Recipe;
+use miles_grpo::advantage::{Centered, GroupNormalized};
+use miles_grpo::kl::KlEstimator;
+use miles_grpo::loss::{Clipped, CrossEntropy, Denominator};
+use miles_grpo::reward::{Arithmetic, ExactMatch};
+use miles_grpo::scheduler::Synchronous;
+
+use crate::support::backend;
+
+fn required(report: &Report) {
+    if let Err(error) = report.require() {
+        panic!("{error}");
+    }
+}
+
+/// The groups that a defect's case belongs to, so that nothing else has to run.
+fn group(case: &str) -> &str {
+    case.split('/').next().unwrap()
+}
+
+#[test]
+fn the_engines_of_cpu_ref_hold_the_contract_in_every_format() {
+    let report = rollout_engines(&backend(2));
+    required(&report);
+    let refused: Vec<&str> =
+        report.cases.iter().filter(|c| c.outcome != Outcome::Passed).map(|c| c.name.as_str()).collect();
+    assert_eq!(refused, ["formats/conformance-undeclared"], "{report}");
+}
+
+#[test]
+fn the_trainers_of_cpu_ref_hold_the_contract_in_every_recipe() {
+    let scratch = tempfile::tempdir().unwrap();
+    let report = trainers(&TrainerSubject::new(backend(2), scratch.path()));
+    required(&report);
+    for recipe in Recipe::ALL {
+        assert_eq!(report.outcome(&format!("recipes/{recipe}")), Some(&Outcome::Passed), "{report}");
+    }
+    let left: Vec<_> = std::fs::read_dir(scratch.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn the_memory_store_holds_the_contract() {
+    required(&policy_stores(&|| Arc::new(MemoryStore::new(2))));
+}
+
+#[test]
+fn the_rewards_of_the_loop_hold_the_contract() {
+    let sample = |completion, answer| RewardSample::new("3+4=", completion, answer);
+    let subjects = [
+        RewardSubject {
+            name: "arithmetic".to_owned(),
+            reward: Arc::new(Arithmetic),
+            known: vec![
+                (sample("7", Some("7")), 1.0),
+                (sample("it is 7.0", Some("07")), 1.0),
+                (sample("8", Some("7")), 0.0),
+                (sample("", Some("7")), 0.0),
+            ],
+            refused: vec![sample("7", None), sample("7", Some("seven"))],
+        },
+        RewardSubject {
+            name: "exact-match".to_owned(),
+            reward: Arc::new(ExactMatch::default()),
+            known: vec![(sample("7", Some("7")), 1.0), (sample("8", Some("7")), 0.0)],
+            refused: vec![sample("7", None)],
+        },
+    ];
+    subjects.iter().for_each(|subject| required(&rewards(subject)));
+}
+
+#[test]
+fn the_strategies_of_the_loop_hold_the_contract() {
+    required(&schedulers(&|| Box::new(Synchronous)));
+    required(&advantages(&Centered));
+    required(&advantages(&GroupNormalized::default()));
+    for denominator in [Denominator::TokenMean, Denominator::SequenceMean] {
+        required(&losses(&CrossEntropy { denominator }));
+        required(&losses(&Clipped { denominator, ..Clipped::default() }));
+        for kl_estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
+            required(&losses(&Clipped { denominator, kl_coefficient: 0.3, kl_estimator, ..Clipped::default() }));
+        }
+    }
+}
+
+#[test]
+fn every_broken_engine_is_caught_by_the_case_of_its_defect() {
+    let good = backend(2);
+    for &defect in EngineDefect::ALL {
+        let report = rollout_engine_group(&with_broken_engine(&good, defect), group(defect.caught_by()));
+        let outcome = report.outcome(defect.caught_by());
+        assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
+    }
+}
+
+#[test]
+fn every_broken_trainer_is_caught_by_the_case_of_its_defect() {
+    let (good, scratch) = (backend(2), tempfile::tempdir().unwrap());
+    for &defect in TrainerDefect::ALL {
+        let subject = TrainerSubject::new(with_broken_trainer(&good, defect), scratch.path());
+        let report = trainer_group(&subject, group(defect.caught_by()));
+        let outcome = report.outcome(defect.caught_by());
+        assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
+    }
+}
+
+/// A backend that declares less than it does: what it does not declare it has to refuse, and does not.
+fn modest(declared: &[FormatId]) -> Backend {
+    let good = backend(2);
+    let formats = good.capabilities.formats.iter().filter(|(format, _)| declared.contains(format)).cloned().collect();
+    let capabilities = Capabilities { formats, ..good.capabilities.clone() };
+    Backend { capabilities, ..good }
+}
+
+#[test]
+fn what_is_not_declared_has_to_be_refused() {
+    let (modest, scratch) = (modest(&[FormatId::mxfp8()]), tempfile::tempdir().unwrap());
+    let engines = rollout_engine_group(&modest, "formats");
+    let trainers = trainer_group(&TrainerSubject::new(modest, scratch.path()).without(Recipe::Mxfp8), "recipes");
+    for (report, passed, failed) in [
+        (&engines, ["formats/bf16", "formats/mxfp8"], ["formats/nvfp4", "formats/fp8-block"]),
+        (&trainers, ["recipes/bf16", "recipes/mxfp8-dequantized"], ["recipes/mxfp8", "recipes/nvfp4-dequantized"]),
+    ] {
+        passed.iter().for_each(|name| assert_eq!(report.outcome(name), Some(&Outcome::Passed), "{report}"));
+        for name in failed {
+            assert!(matches!(report.outcome(name), Some(Outcome::Failed { .. })), "{name}\n{report}");
+        }
+        assert!(matches!(report.require(), Err(ConformanceError::Failed { .. })));
+    }
+}
+
+/// A backend that declares no batch invariance is not asked for it.
+#[test]
+fn a_backend_may_declare_that_results_depend_on_the_batch() {
+    let good = backend(2);
+    let capabilities = Capabilities { batch_invariant: false, ..good.capabilities.clone() };
+    let report = rollout_engine_group(&Backend { capabilities, ..good }, "sampling");
+    required(&report);
+    for case in ["sampling/neighbours", "sampling/running", "sampling/threads", "sampling/requests"] {
+        assert!(matches!(report.outcome(case), Some(Outcome::Unsupported { .. })), "{report}");
+    }
+}
