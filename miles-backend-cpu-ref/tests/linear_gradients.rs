@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use miles_backend_cpu_ref::kernel::Isa;
-use miles_backend_cpu_ref::ops::{Activation, Forward};
+use miles_backend_cpu_ref::ops::{Activation, Forward, has_kernel};
 use miles_backend_cpu_ref::trainer::{BackwardPass, Gradients};
-use miles_core::format::FormatId;
+use miles_core::format::{FormatId, FormatRule, QuantizeSpec, Source, SourceDtype, builtin_rules};
 use miles_core::model::{AttentionConfig, ModelConfig};
 use miles_core::network::{Attention, Linear, Network};
 use miles_core::plugin::ActivationDtype;
@@ -95,6 +95,32 @@ fn high_precision_gradients_read_the_original_operands_in_every_format() {
         assert_close("dx", &reference.f64("high-precision/dx"), &got.dx, TOLERANCE);
         assert_close("dw", &reference.f64("high-precision/dw"), &got.dw, TOLERANCE);
     }
+}
+
+/// Natively or through F32 values, the product is that of the operands that the format's rule makes.
+#[test]
+fn every_eight_bit_and_integer_format_multiplies_what_its_rule_decodes() {
+    let reference = Tensors::read("gradients/linear.safetensors");
+    let ([rows, inputs], [outputs, _]) = (shape(&reference, "wide/x"), shape(&reference, "wide/w"));
+    let decoded = |rule: &dyn FormatRule, values: &[f32], rows: usize, dtype: SourceDtype, spec: &QuantizeSpec| {
+        let source = Source::new(values, rows, inputs, dtype, None).unwrap();
+        rule.dequantize(&rule.quantize(&source, spec).unwrap()).unwrap()
+    };
+    let weight: Vec<f32> = reference.f32("wide/w").into_iter().map(miles_core::number::bf16::round).collect();
+    let mut native = 0;
+    for rule in builtin_rules().filter(|rule| rule.id().family() != "nvfp4") {
+        let got = run(&reference, "wide/", Some(rule.id()), BackwardMode::HighPrecision, Isa::detect(), 2);
+        let activation = QuantizeSpec::activation(rule.id());
+        let x = decoded(rule, &reference.f32("wide/x"), rows, SourceDtype::F32, &activation);
+        let w = decoded(rule, &weight, outputs, SourceDtype::Bf16, &QuantizeSpec::weight(rule.id()));
+        let product = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>();
+        let y: Vec<f64> =
+            x.chunks(inputs).flat_map(|x| w.chunks(inputs).map(|w| product(x, w)).collect::<Vec<_>>()).collect();
+        assert_close(rule.id().as_str(), &y, &got.y, TOLERANCE);
+        native += usize::from(has_kernel(&rule.id()));
+    }
+    assert_eq!(native, 14, "six of MXFP8 and eight of block FP8");
+    assert!(!has_kernel(&FormatId::new("mxfp8/of-a-user").unwrap()));
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl Kernel {
         let fp8_block = [Fp8Block::FP32_SCALES, Fp8Block::POW2_SCALES].into_iter().find(|rule| rule.id() == *format);
         match fp8_block {
             Some(rule) => Some(Kernel::Fp8Block(rule)),
-            None if Nvfp4.id() == *format => Some(Kernel::Nvfp4),
+            None if Nvfp4::DEFAULT.id() == *format => Some(Kernel::Nvfp4),
             None if Mxfp8::DEFAULT.id() == *format => Some(Kernel::Mxfp8),
             None => None,
         }

@@ -2,8 +2,8 @@
 
 use miles_core::format::nvfp4::dequantize_without_outer;
 use miles_core::format::{
-    Axis, BlockScales, FormatId, FormatRule, Mxfp8, Nvfp4, Operand, Partition, QuantizedParts, QuantizedTensor,
-    ScaleScope,
+    Axis, BlockScales, FormatId, FormatRule, Mxfp8, Operand, Partition, QuantizedParts, QuantizedTensor, ScaleScope,
+    builtin_rule,
 };
 use miles_core::number::{bf16, e2m1, e4m3, e8m0, integer};
 
@@ -121,7 +121,7 @@ fn every_nvfp4_product_is_exact() {
     let codes = (0..rows).flat_map(|_| 0..=255_u8).collect();
     let block_scales = scales.iter().flat_map(|&scale| [scale; 32]).collect();
     let made = QuantizedParts { outer: vec![1.0], ..parts(FormatId::nvfp4(), rows, cols, codes, block_scales) };
-    let tensor = QuantizedTensor::from_parts(&Nvfp4::default(), None, made).unwrap();
+    let tensor = QuantizedTensor::from_parts(builtin_rule(&FormatId::nvfp4()).unwrap(), None, made).unwrap();
     let products = dequantize_without_outer(&tensor).unwrap();
     let mut compared = 0;
     for (row, products) in scales.iter().zip(products.chunks(cols)) {

@@ -27,8 +27,8 @@ fn every_bf16_amax_has_the_scale_of_the_definition() {
         let even = if floor + i32::from(carries) == 128 { 255 } else { of_exponent(floor + i32::from(carries)) };
         assert_eq!(ScaleRounding::Even.block_scale(amax), even, "{amax:e}");
         let up = ScaleRounding::Up.block_scale(amax);
-        assert!(exact / 448.0 <= f64::from(e8m0::decode(up)) * (1.0 + 1e-7), "{amax:e}");
-        assert!(up == 0 || f64::from(e8m0::decode(up - 1)) < exact / 448.0 * (1.0 + 1e-7), "{amax:e}");
+        assert!(exact / 448.0 <= f64::from(e8m0::decode(up)) * (1.0 + 1e-6), "{amax:e}");
+        assert!(up == 0 || f64::from(e8m0::decode(up - 1)) < exact / 448.0 * (1.0 + 1e-6), "{amax:e}");
     }
     for rounding in [ScaleRounding::OcpFloor, ScaleRounding::Even] {
         assert_eq!(rounding.block_scale(f32::INFINITY), e8m0::NAN);
