@@ -6,15 +6,17 @@
 
 use std::sync::Arc;
 
+use miles_core::format::nvfp4::Rounding;
 use miles_core::format::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleScope, Source, builtin_rule, builtin_rules, fp8_block,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Nvfp4, Operand, QuantizeSpec, QuantizedParts,
+    QuantizedTensor, ScaleScope, Source, builtin_rule, builtin_rules, fp8_block,
 };
 use miles_core::plugin::{Quantizer, Support};
 use miles_core::{Error, Result, registry};
 use rayon::prelude::*;
 
 use crate::kernel::Compute;
+use crate::ops::has_kernel;
 
 /// Quantizes with the format rules of `miles-core`, the registered ones and those it is given.
 #[derive(Clone)]
@@ -111,8 +113,8 @@ impl Quantizer for CpuQuantizer {
 
     fn support(&self, format: &FormatId) -> Support {
         match (builtin_rule(format), self.rules.iter().any(|rule| rule.id() == *format)) {
-            (Some(_), _) => Support::Native,
-            (None, true) => Support::Emulated,
+            (Some(_), _) if has_kernel(format) => Support::Native,
+            (Some(_), _) | (None, true) => Support::Emulated,
             (None, false) => Support::Unsupported,
         }
     }
@@ -141,8 +143,13 @@ fn band_rows(spec: &QuantizeSpec) -> Option<usize> {
     if spec.axis == Axis::Column {
         return None;
     }
+    if let Some(rule) = Nvfp4::of(&spec.format) {
+        // Random bits go by line number, which a band would count from its own start.
+        let by_row = !matches!(rule.rounding(), Rounding::Stochastic { .. }) && spec.partition.is_whole();
+        return (by_row && spec.scope == ScaleScope::Row).then_some(1);
+    }
     match (spec.format.as_str(), spec.operand, spec.scope) {
-        ("nvfp4", _, ScaleScope::Row) | ("mxfp8", ..) => Some(1),
+        ("mxfp8", ..) => Some(1),
         ("fp8-block" | "fp8-block/power-of-two", Operand::Activation, _) => Some(1),
         ("fp8-block" | "fp8-block/power-of-two", Operand::Weight, _) => Some(fp8_block::BLOCK),
         _ => None,
@@ -188,7 +195,9 @@ mod tests {
     }
 
     fn specs() -> Vec<QuantizeSpec> {
+        let variants = ["nvfp4/four-over-six-mae-256", "nvfp4/stochastic", "nvfp4/te-2.13/python-reference"];
         let formats = [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()];
+        let formats = formats.into_iter().chain(variants.map(|name| FormatId::new(name).unwrap()));
         let mut specs = Vec::new();
         for format in formats {
             for base in [QuantizeSpec::activation(format.clone()), QuantizeSpec::weight(format.clone())] {
@@ -217,7 +226,7 @@ mod tests {
             }
         }
         let split = specs().iter().filter(|spec| band_rows(spec).is_some()).count();
-        assert_eq!(split, 14, "the row-axis specs but the tensor-scoped nvfp4 ones");
+        assert_eq!(split, 18, "the row-axis specs but the tensor-scoped and the stochastic nvfp4 ones");
     }
 
     #[test]

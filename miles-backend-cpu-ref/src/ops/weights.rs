@@ -10,16 +10,16 @@
 
 use std::sync::Arc;
 
-use miles_core::Result;
 use miles_core::digest::Digest;
-use miles_core::format::{FormatId, QuantizedTensor};
+use miles_core::format::{FormatId, Nvfp4, QuantizedTensor};
 use miles_core::network::{ParamId, Role};
 use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::tensor::{DenseTensor, Dtype};
+use miles_core::{Error, Result};
 
-use super::Context;
 use super::error::OperationError;
 use super::rope::RopeTable;
+use super::{BACKEND, Context};
 use crate::kernel::decode::bf16;
 use crate::kernel::pack::PackedWeight;
 
@@ -207,7 +207,13 @@ fn operand_of(format: &FormatId) -> Operand {
 /// Whether the kernels multiply codes of this format as they are.
 #[must_use]
 pub fn has_kernel(format: &FormatId) -> bool {
-    [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()].contains(format)
+    has_nvfp4_product(format) || [FormatId::mxfp8(), FormatId::fp8_block(), FormatId::fp8_block_pow2()].contains(format)
+}
+
+/// Whether codes, block scales and outer scales of this format mean what those of `nvfp4` do: so for every variant that
+/// chooses them otherwise, but not for one that rotates the values that they stand for.
+fn has_nvfp4_product(format: &FormatId) -> bool {
+    Nvfp4::of(format).is_some_and(|rule| rule.hadamard().is_none())
 }
 
 fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {
@@ -232,8 +238,19 @@ fn pack_quantized(tensor: &QuantizedTensor, context: &Context) -> Result<PackedW
         (Some(scales), _, []) if *format == FormatId::mxfp8() => {
             PackedWeight::from_mxfp8(compute, tensor.codes(), scales, rows, cols)
         }
-        (Some(scales), _, [outer]) if *format == FormatId::nvfp4() => {
+        (Some(scales), _, [outer]) if has_nvfp4_product(format) => {
             PackedWeight::from_nvfp4(compute, tensor.codes(), scales, *outer, rows, cols)
+        }
+        (_, _, outer) if has_nvfp4_product(format) => {
+            return Err(Error::Unsupported {
+                operation: format!("the product with a {format} weight of {} outer scales", outer.len()),
+                backend: BACKEND.to_owned(),
+                why: format!(
+                    "its kernel takes one outer scale per weight; scope {}, partition {}",
+                    tensor.scope(),
+                    tensor.partition()
+                ),
+            });
         }
         (_, Some(scales), []) if has_kernel(format) => {
             PackedWeight::from_fp8_block(compute, tensor.codes(), scales, FP8_TILE_ROWS, rows, cols)

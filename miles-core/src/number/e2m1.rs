@@ -46,7 +46,7 @@ pub fn encode_stochastic(x: f32, random: u8) -> u8 {
     // The product is exact, so this is one fused multiply-add, without asking the machine for one.
     let steps = magnitude * per_step + f32::from(random) / 256.0;
     let sign = if x.is_sign_negative() && !x.is_nan() { 0x8 } else { 0 };
-    steps as u8 + below | sign
+    (steps as u8 + below) | sign
 }
 
 /// The value of the low nibble of `code`, exactly; the high nibble is ignored.

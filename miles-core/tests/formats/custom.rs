@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use miles_core::format::{
     BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleKind, Source,
-    SourceDtype, builtin_rules, TensorLayout,
+    SourceDtype, TensorLayout, builtin_rules,
 };
 
 /// One signed byte per element and one `f32` scale per row.

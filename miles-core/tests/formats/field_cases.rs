@@ -38,7 +38,8 @@ fn o1_zero_and_tiny_blocks_never_emit_nan_scales() {
     let x = [f32::NAN, 1.0, f32::INFINITY, -1.0];
     let source = Source::new(&x, 2, 2, SourceDtype::Bf16, Some("experts.3.up")).unwrap();
     let spec = QuantizeSpec::weight(FormatId::nvfp4());
-    let Err(FormatError::NonFinite { tensor, row, column, block, value }) = Nvfp4::DEFAULT.quantize(&source, &spec) else {
+    let Err(FormatError::NonFinite { tensor, row, column, block, value }) = Nvfp4::DEFAULT.quantize(&source, &spec)
+    else {
         panic!("a NaN weight is an error");
     };
     assert_eq!((tensor.as_str(), row, column, block), ("experts.3.up", 0, 0, 0));

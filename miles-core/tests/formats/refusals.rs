@@ -92,9 +92,15 @@ fn an_odd_number_of_tokens_has_a_column_copy_padded_by_half_a_byte() {
         let x: Vec<f32> = (0..rows * 3).map(|i| i as f32 - 7.0).collect();
         let padded: Vec<f32> = x.iter().copied().chain([0.0; 3]).collect();
         let odd = Nvfp4::DEFAULT.quantize(&Source::new(&x, rows, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
-        let even = Nvfp4::DEFAULT.quantize(&Source::new(&padded, rows + 1, 3, SourceDtype::F32, None).unwrap(), &spec).unwrap();
+        let even = Nvfp4::DEFAULT
+            .quantize(&Source::new(&padded, rows + 1, 3, SourceDtype::F32, None).unwrap(), &spec)
+            .unwrap();
         assert_eq!((odd.codes(), odd.scales(), odd.outer()), (even.codes(), even.scales(), even.outer()), "{rows}");
-        assert_eq!(Nvfp4::DEFAULT.dequantize(&odd).unwrap(), Nvfp4::DEFAULT.dequantize(&even).unwrap()[..rows * 3], "{rows}");
+        assert_eq!(
+            Nvfp4::DEFAULT.dequantize(&odd).unwrap(),
+            Nvfp4::DEFAULT.dequantize(&even).unwrap()[..rows * 3],
+            "{rows}"
+        );
     }
 }
 

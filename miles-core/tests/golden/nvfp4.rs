@@ -81,7 +81,6 @@ pub fn quantize(rule: &Nvfp4, input: &Input, case: &str, prefix: &str) -> Quanti
         "tencol" => (Axis::Column, ScaleScope::Tensor),
         _ => panic!("{case}/{prefix}: unknown copy"),
     };
-    let spec =
-        QuantizeSpec::weight(rule.id()).with_axis(axis).with_scope(scope).with_non_finite(NonFinite::Hardware);
+    let spec = QuantizeSpec::weight(rule.id()).with_axis(axis).with_scope(scope).with_non_finite(NonFinite::Hardware);
     rule.quantize(&input.source(case), &spec).unwrap()
 }

@@ -1,9 +1,7 @@
 //! The NVFP4 variants of `variants.safetensors`: scale rules, rotation, stochastic rounding.
 
 use miles_core::format::nvfp4::Hadamard;
-use miles_core::format::{
-    Axis, FormatId, FormatRule, Nvfp4, QuantizeSpec, Source, SourceDtype, builtin_rule,
-};
+use miles_core::format::{Axis, FormatId, Nvfp4, QuantizeSpec, Source, SourceDtype, builtin_rule};
 use miles_core::number::{bf16, e2m1};
 
 use crate::file::{Golden, assert_bytes};
@@ -56,7 +54,8 @@ fn every_rotation_vector_is_reproduced() {
             "output" => {
                 let mut rotated = input.values.clone();
                 hadamard.forward(&mut rotated);
-                let bits = |values: &[f32]| values.iter().flat_map(|&x| bf16::encode(x).to_le_bytes()).collect::<Vec<_>>();
+                let bits =
+                    |values: &[f32]| values.iter().flat_map(|&x| bf16::encode(x).to_le_bytes()).collect::<Vec<_>>();
                 assert_bytes(&key, &bits(&rotated), &bits(&output.values));
                 let plain = quantize(&Nvfp4::DEFAULT, &output, case, "ten");
                 assert_bytes(&key, plain.codes(), tensor.codes());
