@@ -90,5 +90,7 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    miles_core::conformance_tests! { quantizer: super::backend().unwrap().0.quantizer }
+    use super::*;
+
+    miles_core::conformance_tests! { quantizer: backend().unwrap().1 }
 }

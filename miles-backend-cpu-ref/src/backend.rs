@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
+use miles_core::format::{FormatId, FormatRule, nvfp4};
 use miles_core::plugin::{ActivationDtype, Backend, Capabilities, EngineOptions, Quantizer, RolloutEngine};
 use miles_core::registry::RegistryError;
 use miles_core::{Result, register_backend};
@@ -90,7 +91,10 @@ impl CpuRef {
     pub fn backend(&self) -> Result<Backend> {
         let compute = self.compute()?;
         let quantizer = Arc::new(CpuQuantizer::new(compute.clone())?);
-        let formats = quantizer.formats().into_iter().map(|format| (quantizer.support(&format), format));
+        let listed = quantizer.formats();
+        let combined = nvfp4::combinations().map(FormatRule::id).filter(|format| !listed.contains(format));
+        let formats: Vec<FormatId> = combined.chain(listed.iter().cloned()).collect();
+        let formats = formats.into_iter().map(|format| (quantizer.support(&format), format));
         let capabilities = Capabilities {
             formats: formats.map(|(support, format)| (format, support)).collect(),
             activations: vec![ActivationDtype::Bf16, ActivationDtype::F32],
@@ -128,7 +132,6 @@ register_backend!(NAME, |options| {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use miles_core::format::FormatId;
     use miles_core::plugin::Support;
     use miles_core::registry;
     use serde_json::{Value, json};
@@ -140,8 +143,11 @@ mod tests {
         let backend = registry::backend(NAME, &Value::Null).unwrap();
         assert_eq!(backend.name, "cpu-ref");
         assert_eq!(backend.quantizer.id(), concat!("cpu-ref/", env!("CARGO_PKG_VERSION")));
-        for format in [FormatId::nvfp4(), FormatId::mxfp8(), FormatId::fp8_block()] {
-            assert_eq!(backend.capabilities.format(&format), Support::Native);
+        for format in ["nvfp4", "mxfp8", "fp8-block", "nvfp4/te-2.13", "nvfp4/te-2.13/16x16/decode-scale-order"] {
+            assert_eq!(backend.capabilities.format(&FormatId::new(format).unwrap()), Support::Native, "{format}");
+        }
+        for format in ["nvfp4/hadamard", "nvfp4/stochastic/hadamard-plain"] {
+            assert_eq!(backend.capabilities.format(&FormatId::new(format).unwrap()), Support::Emulated, "{format}");
         }
         assert_eq!(backend.capabilities.format(&FormatId::new("unheard-of").unwrap()), Support::Unsupported);
         assert!(backend.capabilities.batch_invariant);

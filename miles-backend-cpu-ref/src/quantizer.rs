@@ -16,6 +16,7 @@ use miles_core::plugin::{Quantizer, Support};
 use miles_core::{Error, Result, registry};
 
 use crate::kernel::Compute;
+use crate::ops::has_kernel;
 
 /// Quantizes with the format rules of `miles-core`, the registered ones and those it is given.
 #[derive(Clone)]
@@ -79,8 +80,8 @@ impl Quantizer for CpuQuantizer {
 
     fn support(&self, format: &FormatId) -> Support {
         match (builtin_rule(format), self.rules.iter().any(|rule| rule.id() == *format)) {
-            (Some(_), _) => Support::Native,
-            (None, true) => Support::Emulated,
+            (Some(_), _) if has_kernel(format) => Support::Native,
+            (Some(_), _) | (None, true) => Support::Emulated,
             (None, false) => Support::Unsupported,
         }
     }

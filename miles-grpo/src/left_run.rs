@@ -43,7 +43,7 @@ pub enum Place {
     /// A directory that holds the bytes themselves.
     Policy(PathBuf),
     /// Master weights in a checkpoint of the loop.
-    Checkpoint(SavedLoop),
+    Checkpoint(Box<SavedLoop>),
     /// The model that the run started from.
     Model(PathBuf),
 }
@@ -88,8 +88,10 @@ impl LeftRun {
     /// # Errors
     /// If one cannot be read.
     pub fn checkpoints(&self) -> Result<Vec<HeldVersion>> {
-        let held =
-            |saved: SavedLoop| HeldVersion { version: saved.state.policy.version, place: Place::Checkpoint(saved) };
+        let held = |saved: SavedLoop| HeldVersion {
+            version: saved.state.policy.version,
+            place: Place::Checkpoint(Box::new(saved)),
+        };
         Ok(SavedLoop::all(&self.out.checkpoints())?.into_iter().map(held).collect())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use miles_core::format::{FormatId, QuantizeSpec, QuantizedTensor, Source};
+use miles_core::format::{FormatId, QuantizeCounts, QuantizeSpec, QuantizedTensor, Source};
 use miles_core::plugin::{
     Advantage, Backend, Quantizer, Reward, RewardError, RewardInput, Schedule, ScheduleView, Scheduler, Support,
 };
@@ -133,6 +133,10 @@ impl Quantizer for Counting {
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>> {
         self.inner.dequantize(tensor)
+    }
+
+    fn count(&self, source: &Source<'_>, tensor: &QuantizedTensor) -> Result<Option<QuantizeCounts>> {
+        self.inner.count(source, tensor)
     }
 }
 

@@ -53,12 +53,12 @@ impl Error for GroupError {}
 #[derive(Debug)]
 pub struct TensorFailure {
     tensor: String,
-    source: miles_core::Error,
+    source: Box<miles_core::Error>,
 }
 
 impl TensorFailure {
     pub(super) fn new(tensor: &str, source: miles_core::Error) -> Self {
-        TensorFailure { tensor: tensor.to_owned(), source }
+        TensorFailure { tensor: tensor.to_owned(), source: Box::new(source) }
     }
 }
 
@@ -70,6 +70,6 @@ impl fmt::Display for TensorFailure {
 
 impl Error for TensorFailure {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.source)
+        Some(self.source.as_ref())
     }
 }

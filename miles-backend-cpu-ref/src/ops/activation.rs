@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use miles_core::Result;
+use miles_core::format::nvfp4::activation_format;
 use miles_core::format::{FormatId, QuantizeSpec, QuantizedTensor, Source, SourceDtype};
 use miles_core::plugin::ActivationDtype;
 
@@ -98,7 +99,7 @@ pub struct QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Quantizes rows `[rows, cols]` as the activation operand of `format`.
+    /// Quantizes rows `[rows, cols]` as the activation operand beside a weight of `format`.
     ///
     /// # Errors
     /// Whatever the quantizer reports.
@@ -111,7 +112,7 @@ impl QuantizedRows {
         format: &FormatId,
     ) -> Result<Self> {
         let source = Source::new(values, rows, cols, source_dtype(dtype), Some("activation"))?;
-        let spec = QuantizeSpec::activation(format.clone());
+        let spec = QuantizeSpec::activation(activation_format(format));
         let made = context.quantizer().quantize(&[source], &spec)?;
         Ok(QuantizedRows { tensor: only(made)? })
     }

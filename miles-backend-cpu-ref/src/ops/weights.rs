@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use miles_core::digest::Digest;
-use miles_core::format::{FormatId, Partition, QuantizeSpec, QuantizedTensor, TensorLayout, builtin_rule};
+use miles_core::format::{FormatId, Nvfp4, Partition, QuantizeSpec, QuantizedTensor, TensorLayout, builtin_rule};
 use miles_core::network::{ParamId, Role};
 use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::tensor::{DenseTensor, Dtype};
@@ -211,7 +211,7 @@ fn operand_of(format: &FormatId) -> Operand {
 /// all their built-in variants, which differ in how a scale is chosen and not in what codes and scales mean.
 #[must_use]
 pub fn has_kernel(format: &FormatId) -> bool {
-    *format == FormatId::nvfp4() || has_eight_bit_kernel(format)
+    has_nvfp4_product(format) || has_eight_bit_kernel(format)
 }
 
 /// Whether the format is `mxfp8`, `fp8-block` or a built-in variant of one.
@@ -246,6 +246,12 @@ pub(crate) fn refuse_scales_of_shards(
     })
 }
 
+/// Whether codes, block scales and outer scales of this format mean what those of `nvfp4` do: so for every variant that
+/// chooses them otherwise, but not for one that rotates the values that they stand for.
+fn has_nvfp4_product(format: &FormatId) -> bool {
+    Nvfp4::of(format).is_some_and(|rule| rule.hadamard().is_none())
+}
+
 fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {
     let (rows, cols) = match dense.shape() {
         [rows, cols] => (*rows, *cols),
@@ -268,8 +274,19 @@ fn pack_quantized(tensor: &QuantizedTensor, context: &Context) -> Result<PackedW
         (Some(scales), _, []) if has_kernel(format) => {
             PackedWeight::from_mxfp8(compute, tensor.codes(), scales, rows, cols)
         }
-        (Some(scales), _, [outer]) if *format == FormatId::nvfp4() => {
+        (Some(scales), _, [outer]) if has_nvfp4_product(format) => {
             PackedWeight::from_nvfp4(compute, tensor.codes(), scales, *outer, rows, cols)
+        }
+        (_, _, outer) if has_nvfp4_product(format) => {
+            return Err(Error::Unsupported {
+                operation: format!("the product with a {format} weight of {} outer scales", outer.len()),
+                backend: BACKEND.to_owned(),
+                why: format!(
+                    "its kernel takes one outer scale per weight; scope {}, partition {}",
+                    tensor.scope(),
+                    tensor.partition()
+                ),
+            });
         }
         (None, Some(scales), []) if has_kernel(format) => {
             PackedWeight::from_fp8_block(compute, tensor.codes(), scales, FP8_TILE_ROWS, rows, cols)

@@ -2,9 +2,10 @@
 //!
 //! Where a rule treats bands of rows apart (`band_rows`) the joined bands have the bytes of the whole.
 
+use miles_core::format::nvfp4::Rounding;
 use miles_core::format::{
-    Axis, BlockScales, FormatError, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleScope,
-    Source, fp8_block, mxfp8,
+    Axis, BlockScales, FormatError, FormatRule, Nvfp4, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
+    ScaleScope, Source, fp8_block, mxfp8,
 };
 use rayon::prelude::*;
 
@@ -55,12 +56,16 @@ fn band_rows(spec: &QuantizeSpec) -> Option<usize> {
     if spec.axis == Axis::Column {
         return None;
     }
-    match (spec.format.as_str(), spec.format.family(), spec.operand, spec.scope) {
-        ("nvfp4", _, _, ScaleScope::Row) => Some(1),
-        (_, "mxfp8", Operand::Weight, _) => Some(mxfp8::BLOCK),
-        (_, "fp8-block", Operand::Weight, _) => Some(fp8_block::BLOCK),
-        (_, "mxfp8" | "fp8-block" | "fp8-channel" | "int8-channel" | "int4-group", ..) => Some(1),
-        (_, "fp8-tensor", _, ScaleScope::Row) => Some(1),
+    if let Some(rule) = Nvfp4::of(&spec.format) {
+        // Random bits go by line number, which a band would count from its own start.
+        let by_row = !matches!(rule.rounding(), Rounding::Stochastic { .. }) && spec.partition.is_whole();
+        return (by_row && spec.scope == ScaleScope::Row).then_some(1);
+    }
+    match (spec.format.family(), spec.operand, spec.scope) {
+        ("mxfp8", Operand::Weight, _) => Some(mxfp8::BLOCK),
+        ("fp8-block", Operand::Weight, _) => Some(fp8_block::BLOCK),
+        ("mxfp8" | "fp8-block" | "fp8-channel" | "int8-channel" | "int4-group", ..) => Some(1),
+        ("fp8-tensor", _, ScaleScope::Row) => Some(1),
         _ => None,
     }
 }

@@ -31,8 +31,9 @@ impl Kernel {
         }
     }
 
-    /// Quantizes `sources` together by `rule`, whose kernel this is. `None` when the rule refuses the sources for their
-    /// shapes or their values, which it does in its own words.
+    /// Quantizes `sources` together by `rule`, whose kernel this is. `None` when that is the rule's own
+    /// business: shards with outer scales of their own, and sources that it refuses for their shapes or values, in its own
+    /// words.
     ///
     /// # Errors
     /// What the rule says about the scales that came out.
@@ -43,7 +44,8 @@ impl Kernel {
         sources: &[Source<'_>],
         spec: &QuantizeSpec,
     ) -> Result<Option<Vec<QuantizedTensor>>, FormatError> {
-        if sources.windows(2).any(|pair| pair[0].cols() != pair[1].cols()) {
+        let has_shard_scales = matches!(self, Kernel::Nvfp4) && spec.partition.shards_here() > 1;
+        if has_shard_scales || sources.windows(2).any(|pair| pair[0].cols() != pair[1].cols()) {
             return Ok(None);
         }
         if sources.iter().any(|source| rule.layout(source.rows(), source.cols(), spec).is_err()) {

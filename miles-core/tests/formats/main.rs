@@ -6,6 +6,8 @@ mod custom;
 mod digest;
 mod field_cases;
 mod layouts;
+mod nvfp4_partition;
+mod nvfp4_variants;
 mod properties;
 mod refusals;
 mod sample;

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use miles_core::Result;
+use miles_core::network::ParamId;
 use miles_core::plugin::{
     Backend, CancelToken, GenerateRequest, Loss, Rollout, RolloutEngine, SampleScores, ScoredPolicy, TrainBatch,
     Trainer, UpdateReport,
 };
-use miles_core::policy::{PolicyContext, PolicyStamp, Snapshot};
+use miles_core::policy::{PolicyContext, PolicyStamp, PolicyTensor, Snapshot};
 
 /// What passed through the parts of a backend.
 #[derive(Clone, Default)]
@@ -52,6 +53,10 @@ impl RolloutEngine for LoggedEngine {
         self.log.rollouts.lock().unwrap().push(rollout.clone());
         Ok(rollout)
     }
+
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        self.inner.operand(id)
+    }
 }
 
 struct LoggedTrainer {
@@ -80,6 +85,10 @@ impl Trainer for LoggedTrainer {
 
     fn restore(&mut self, directory: &Path) -> Result<()> {
         self.inner.restore(directory)
+    }
+
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        self.inner.operand(id)
     }
 }
 
@@ -125,5 +134,9 @@ impl RolloutEngine for Delivering {
             rollout.stamp = self.told.lock().unwrap().unwrap();
         }
         Ok(rollout)
+    }
+
+    fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
+        self.inner.operand(id)
     }
 }

@@ -4,12 +4,12 @@
 //! Sylvester matrix: `H[k][j]` is -1 where `k & j` has an odd number of set bits. The order is fixed:
 //!
 //! ```text
-//! forward   y_j = bf16( sum over k = 0..15, from +0, of H[k][j] * ((x_k / 4) * sign_k) )
-//! inverse   x_k = sign_k * ( sum over j = 0..15, from +0, of H[j][k] * (y_j / 4) )          not rounded to BF16
+//! forward   y_j = bf16(4 * sum over k = 0..15, from +0, of H[k][j] * sign_k * (x_k / 16))
+//! inverse   x_k = sign_k * 4 * sum over j = 0..15, from +0, of H[j][k] * (y_j / 16)        not rounded to BF16
 //! ```
 //!
-//! every addition rounded to `f32`. Dividing first keeps sums from overflowing; a sum beyond BF16 of finite values becomes
-//! the largest BF16 value, so that finite values stay finite. Other producers add in other orders and can differ by one
+//! every addition rounded to `f32`. Dividing first keeps partial sums from overflowing (and is exact but for `f32`
+//! subnormals); a result beyond BF16 of finite values becomes the largest BF16 value, so that finite values stay finite. Other producers add in other orders and can differ by one
 //! BF16 step where a sum is not exact; where it is exact they agree.
 //!
 //! H / 4 is orthogonal, so a product whose two operands are both rotated along the reduction axis is the product of the
@@ -35,7 +35,7 @@ impl Hadamard {
         for block in line.as_chunks_mut::<BLOCK>().0 {
             let finite = block.iter().all(|x| x.is_finite());
             let mut signed = *block;
-            signed.iter_mut().zip(signs).for_each(|(x, sign)| *x = *x * 0.25 * sign);
+            signed.iter_mut().zip(signs).for_each(|(x, sign)| *x *= sign);
             *block = sums(&signed).map(|sum| {
                 let rounded = bf16::round(sum);
                 if finite { rounded.clamp(-LARGEST_BF16, LARGEST_BF16) } else { rounded }
@@ -47,7 +47,7 @@ impl Hadamard {
     pub fn inverse(self, line: &mut [f32]) {
         let signs = self.signs();
         for block in line.as_chunks_mut::<BLOCK>().0 {
-            let rotated = sums(&block.map(|y| y * 0.25));
+            let rotated = sums(block);
             for ((x, sum), sign) in block.iter_mut().zip(rotated).zip(signs) {
                 // A subtraction, because the product of a zero sum and -1 would be -0.
                 *x = if sign < 0.0 { 0.0 - sum } else { sum };
@@ -66,15 +66,16 @@ impl Hadamard {
 static MATRIX: [[f32; BLOCK]; BLOCK] = matrix();
 const LARGEST_BF16: f32 = f32::from_bits(0x7F7F_0000);
 
-/// The rows of H times `terms`, each sum in ascending order of terms.
-fn sums(terms: &[f32; BLOCK]) -> [f32; BLOCK] {
+/// H / 4 times `values`, each sum in ascending order of values.
+fn sums(values: &[f32; BLOCK]) -> [f32; BLOCK] {
     let mut sums = [0.0; BLOCK];
-    for (&term, row) in terms.iter().zip(&MATRIX) {
+    for (&value, row) in values.iter().zip(&MATRIX) {
+        let sixteenth = value / BLOCK as f32;
         for (sum, sign) in sums.iter_mut().zip(row) {
-            *sum += term * sign;
+            *sum += sixteenth * sign;
         }
     }
-    sums
+    sums.map(|sum| sum * 4.0)
 }
 
 const fn matrix() -> [[f32; BLOCK]; BLOCK] {
@@ -113,7 +114,7 @@ mod tests {
             rotation.forward(&mut line);
             rotation.inverse(&mut line);
             assert!(line.iter().all(|x| x.to_bits() == 0));
-            let mut line = rotation.signs().map(|sign| sign * f32::MAX);
+            let mut line = rotation.signs().map(|sign| sign * 2.0_f32.powi(127));
             rotation.forward(&mut line);
             assert_eq!(line[0], LARGEST_BF16);
             assert!(line[1..].iter().all(|&x| x == 0.0));
