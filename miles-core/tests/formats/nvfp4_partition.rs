@@ -46,7 +46,7 @@ fn assert_shards_are_parts(rule: &Nvfp4, x: &[f32], rows: usize, cols: usize, sp
         let alone = quantize(rule, &part, part_rows, part_cols, &alone_spec);
         let (part_length, part_codes, part_scales) = lines(&alone);
         let (blocks, part_blocks) = (length.div_ceil(16), part_length.div_ceil(16));
-        let part_lines = if part_length == 0 { 0 } else { part_codes.len() / part_length };
+        let part_lines = part_codes.len().checked_div(part_length).unwrap_or(0);
         for line in 0..part_lines {
             let (joined_line, first) = if along { (line, shard * part_length) } else { (shard * part_lines + line, 0) };
             let expected = &codes[joined_line * length + first..][..part_length];
