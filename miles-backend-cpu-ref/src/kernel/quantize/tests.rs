@@ -214,7 +214,7 @@ fn hostile_lines() {
         ("all NaN", vec![f32::NAN; 140]),
         ("one negative NaN", [vec![1.0; 100], vec![f32::from_bits(0xFF80_0001)], vec![3.0; 60]].concat()),
         ("scale underflow", [vec![1e-6; 16], vec![-2e-6; 16], vec![448.0; 16], vec![-1e-30; 80]].concat()),
-        ("tiny rows saturate S_enc", vec![7.0e-36, -8.0e-36, 1e-38, tiny, -1e-44, 3.2e-35, 0.0, 5e-37].repeat(20)),
+        ("tiny rows saturate S_enc", [7.0e-36, -8.0e-36, 1e-38, tiny, -1e-44, 3.2e-35, 0.0, 5e-37].repeat(20)),
         ("e8m0 code 0 and its neighbours", (0..160).map(|i| edge * (1.0 + (i as f32 - 80.0) * 1e-3)).collect()),
         ("subnormals", (0..256).map(|i| f32::from_bits(i * 0x7FFF)).collect()),
         ("infinity in the last element", [vec![0.5; 128], vec![f32::INFINITY]].concat()),
