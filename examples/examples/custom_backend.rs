@@ -92,5 +92,5 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    miles_core::conformance_tests! { quantizer: backend().unwrap().1 }
+    miles_core::conformance_tests! { quantizer: *backend().unwrap().1 }
 }

@@ -59,8 +59,14 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let version = outcome.summary.policy.version;
     let measured = Measured::new(&arguments.out, version, arguments.steps)?;
     let repeats = arguments.repeats;
-    let sources = timed(repeats, || Ok(measured.sources.iter().map(DenseTensor::digest).for_each(drop_digest)))?;
-    let results = timed(repeats, || Ok(measured.results.iter().map(PolicyTensor::digest).for_each(drop_digest)))?;
+    let sources = timed(repeats, || {
+        measured.sources.iter().map(DenseTensor::digest).for_each(drop_digest);
+        Ok(())
+    })?;
+    let results = timed(repeats, || {
+        measured.results.iter().map(PolicyTensor::digest).for_each(drop_digest);
+        Ok(())
+    })?;
     let lines = timed(repeats, || measured.record(&arguments.out.join("ledger-rates.jsonl")))?;
 
     let bytes = |name: &str, bytes: usize, seconds: f64| {
