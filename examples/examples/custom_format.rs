@@ -20,7 +20,7 @@ use clap::Parser;
 use miles_backend_cpu_ref::CpuRef;
 use miles_core::format::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleKind,
-    Source, TensorLayout, abs_max,
+    Source, TensorLayout, abs_max, check_joint_widths,
 };
 use miles_core::number::e8m0;
 use miles_core::plugin::Backend;
@@ -140,6 +140,7 @@ impl FormatRule for Mxfp6 {
     }
 
     fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
+        check_joint_widths(sources)?;
         // Blocks are all there is: nothing to share.
         sources.iter().map(|source| self.quantize(source, spec)).collect()
     }

@@ -11,16 +11,16 @@ use miles_backend_cpu_ref::kernel::Isa;
 use miles_backend_cpu_ref::ops::{PolicyWeights, has_kernel};
 use miles_backend_cpu_ref::trainer::CpuTrainer;
 use miles_core::Error;
-use miles_core::format::{
-    Cut, FormatId, FormatRule, Partition, QuantizeSpec, Source, SourceDtype, builtin_rule, builtin_rules,
-};
+use miles_core::format::{FormatId, FormatRule, builtin_rules};
 use miles_core::network::Role;
 use miles_core::plugin::{
     ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, RolloutEngine, Sampling, ScoredPolicy,
     TrainSample, Trainer,
 };
-use miles_core::policy::{PolicyTensor, Snapshot};
-use miles_core::precision::{BackwardMode, Recipe, Rule, TensorFormat, resolve};
+use miles_core::policy::{Ledger, PolicyContext, PolicyTensor, PolicyVersion, Snapshot, quantize_policy};
+use miles_core::precision::{
+    BackwardMode, PartitionAxis, PartitionPlan, Recipe, Rule, TensorFormat, resolve, resolve_with,
+};
 use support::{WeightedSum, batch, bits, context, fixture, options, published};
 
 const COMBINED: [&str; 3] = [
@@ -52,7 +52,7 @@ fn sampled(snapshot: &Arc<Snapshot>) -> Vec<TrainSample> {
         activations: ActivationDtype::Bf16,
         max_running: 3,
         threads: None,
-        partition: miles_core::precision::PartitionPlan::WHOLE,
+        partition: PartitionPlan::WHOLE,
     });
     let engine = engine.unwrap();
     block_on(engine.load(Arc::clone(snapshot))).unwrap();
@@ -111,26 +111,21 @@ fn only_rotated_variants_have_no_kernel() {
     }
 }
 
-/// A weight whose shards have outer scales of their own is refused by the product, not multiplied by the first one.
+/// A weight whose shards have outer scales of their own is refused before anything is multiplied.
 #[test]
 fn a_weight_with_several_outer_scales_is_refused() {
-    let (_, snapshot) = policy(&FormatId::nvfp4());
-    let network = Arc::clone(snapshot.network());
-    let id = network.ids().find(|&id| network.parameter(id).role == Role::ExpertDown).unwrap();
-    let (rows, cols) = network.parameter(id).rows_cols();
-    let values = vec![1.0; rows * cols];
-    let source = Source::new(&values, rows, cols, SourceDtype::Bf16, Some("down")).unwrap();
-    let spec = QuantizeSpec::weight(FormatId::nvfp4()).with_partition(Partition::new(Cut::Cols, 2).unwrap());
-    let cut = builtin_rule(&spec.format).unwrap().quantize(&source, &spec).unwrap();
-    assert_eq!(cut.outer().len(), 2);
-    let cut = Arc::new(PolicyTensor::Quantized(cut));
-    let tensor = |other| Arc::clone(if other == id { &cut } else { snapshot.tensor(other) });
-    let tensors = network.ids().map(tensor).collect();
-    let map = Arc::clone(snapshot.map());
-    let changed = Arc::new(Snapshot::new(snapshot.stamp().version, network, map, tensors).unwrap());
-    match PolicyWeights::new(&changed, &context(Isa::detect(), 1)).unwrap_err() {
-        Error::Unsupported { operation, why, .. } => {
-            assert!(operation.contains("2 outer scales") && why.contains("columns x 2"), "{operation}: {why}");
+    let checkpoint = fixture("qwen3-moe");
+    let plan = PartitionPlan::new(2, PartitionAxis::Intermediate).unwrap();
+    let map = resolve_with(checkpoint.network(), Recipe::Nvfp4Dequantized, &[], &[], plan).unwrap();
+    let (context, ledger) = (context(Isa::detect(), 1), Ledger::discard());
+    let who = PolicyContext { run: "test", step: 0, version: PolicyVersion(0), ledger: &ledger };
+    let cut = quantize_policy(checkpoint.network(), &Arc::new(map), context.quantizer(), &checkpoint, who).unwrap();
+    let down = cut.network().ids().find(|&id| cut.network().parameter(id).role == Role::ExpertDown).unwrap();
+    let PolicyTensor::Quantized(tensor) = cut.tensor(down).as_ref() else { panic!("experts are quantized") };
+    assert_eq!(tensor.outer().len(), 2);
+    match PolicyWeights::new(&Arc::new(cut), &context).unwrap_err() {
+        Error::Unsupported { operation, .. } => {
+            assert!(operation.contains("experts.0") && operation.contains("x 2"), "{operation}");
         }
         other => panic!("{other}"),
     }

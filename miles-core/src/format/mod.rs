@@ -59,7 +59,7 @@ pub use nvfp4::Nvfp4;
 pub use partition::{Cut, Partition};
 pub use parts::{BlockScales, QuantizedParts};
 pub use quantized::QuantizedTensor;
-pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules};
+pub use rule::{FormatRule, ScaleKind, TensorLayout, builtin_rule, builtin_rules, check_joint_widths};
 pub use shards::ShardError;
 pub use source::{Source, SourceDtype, SourceValues};
 pub use spec::{Axis, NonFinite, Operand, QuantizeSpec, ScaleScope};

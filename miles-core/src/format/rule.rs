@@ -116,7 +116,10 @@ pub(super) fn check_extents(tensor: &str, rows: usize, cols: usize) -> Result<()
 }
 
 /// Refuses a joint quantization of tensors whose rows have different lengths.
-pub(super) fn check_joint_widths(sources: &[Source<'_>]) -> Result<(), FormatError> {
+///
+/// # Errors
+/// [`FormatError::JointWidth`] for the first that differs.
+pub fn check_joint_widths(sources: &[Source<'_>]) -> Result<(), FormatError> {
     let Some(first) = sources.first() else {
         return Ok(());
     };

@@ -55,9 +55,9 @@ fn what_is_planted_in_a_layer_is_counted_there_once() {
                 miles_core::network::Attention::Grouped(block) => block.clone(),
                 other => panic!("{other:?}"),
             };
-            // Rows of 64 are one block each. Infinity gives the block scale 1, so 500 and -449 saturate beside it.
+            // Rows of 64 are one block each. Infinity gives the block scale 1, so 500 and -450 saturate beside it.
             let (first, second, last) = (attention(0), attention(1), attention(3));
-            let x = planted(64, &[(0, f32::INFINITY), (1, 500.0), (2, -449.0), (70, f32::NAN)]);
+            let x = planted(64, &[(0, f32::INFINITY), (1, 500.0), (2, -450.0), (70, f32::NAN)]);
             read(&mut tape, 100, x, &[&first.q, &first.k, &first.v]);
             read(&mut tape, 101, planted(64, &[(3, f32::NAN)]), &[&second.q]);
             // The last layer of the recipe stays BF16, and so does every router.
@@ -90,10 +90,10 @@ fn an_underflowed_block_of_a_routed_expert_is_counted() {
         let logits = Activation::new(1, moe.gates.len(), (0..moe.gates.len()).map(|expert| expert as f32).collect());
         let logits = Tracked { node: Node { index: 0, elements: 0 }, value: Arc::new(logits) };
         let routing = tape.route(&logits, moe.selection_bias, &moe.rule, moe.experts_per_token).unwrap();
-        // One row per chosen expert: blocks of 16 ones, but for one of 1e-6, which keeps nothing beside them.
+        // One row per chosen expert: blocks of 16 ones, but for one of 2^-20, which keeps nothing beside them.
         let rows = moe.experts_per_token;
         let mut values = vec![1.0; rows * 64];
-        values[16..32].fill(1e-6);
+        values[16..32].fill(2.0_f32.powi(-20));
         let x = Tracked {
             node: Node { index: 7, elements: rows * 64 },
             value: Arc::new(Activation::new(rows, 64, values)),
