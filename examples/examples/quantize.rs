@@ -48,18 +48,20 @@ struct Options {
     /// Variant of the format.
     #[arg(long)]
     variant: Option<String>,
-    /// Extent of one outer scale: a line (a row, or a column with --axis column) or the whole tensor.
-    #[arg(long, default_value = "row")]
-    scale: Scale,
+    /// Extent of one outer scale: a line (a row, or a column with --axis column) or the whole tensor [default: row; tensor
+    /// for the variants 16x16 and 32x32].
+    #[arg(long)]
+    scale: Option<Scale>,
     /// Tensors of equal width that get one outer scale for all of them, whatever --scale says; can be repeated.
     #[arg(long, value_name = "NAME,NAME")]
     group: Vec<String>,
     /// Direction of blocks: along rows, or down columns.
     #[arg(long, default_value = "row")]
     axis: Direction,
-    /// Which operand of a linear layer the tensor is: decides the tiles of fp8-block, mxfp8 32x32 and nvfp4 16x16.
-    #[arg(long, default_value = "activation")]
-    operand: Side,
+    /// Which operand of a linear layer the tensor is: decides the tiles of fp8-block, mxfp8 32x32 and nvfp4 16x16 [default:
+    /// activation; weight for the variants 16x16 and 32x32, which leave activations as they are].
+    #[arg(long)]
+    operand: Option<Side>,
     /// Arrangement of one-byte block scales; F32 scales have the linear one only.
     #[arg(long, default_value = "linear")]
     layout: Layout,
@@ -104,13 +106,14 @@ enum OnNonFinite {
 impl Options {
     fn spec(&self) -> Result<QuantizeSpec, FormatError> {
         let format = built_in(&self.format, self.variant.as_deref())?;
-        let spec = match self.operand {
-            Side::Activation => QuantizeSpec::activation(format),
-            Side::Weight => QuantizeSpec::weight(format),
+        let is_tiled = format.as_str().split('/').any(|part| matches!(part, "16x16" | "32x32"));
+        let spec = match (self.operand, is_tiled) {
+            (Some(Side::Activation), _) | (None, false) => QuantizeSpec::activation(format),
+            (Some(Side::Weight), _) | (None, true) => QuantizeSpec::weight(format),
         };
-        let spec = match self.scale {
-            Scale::Row => spec.with_scope(ScaleScope::Row),
-            Scale::Tensor => spec.with_scope(ScaleScope::Tensor),
+        let spec = match (self.scale, is_tiled) {
+            (Some(Scale::Row), _) | (None, false) => spec.with_scope(ScaleScope::Row),
+            (Some(Scale::Tensor), _) | (None, true) => spec.with_scope(ScaleScope::Tensor),
         };
         let spec = match self.axis {
             Direction::Row => spec.with_axis(Axis::Row),
