@@ -2,7 +2,7 @@
 //!
 //! ```console
 //! cargo run --release --example custom_backend
-//! cargo test -p miles-examples --example custom_backend     # its conformance tests
+//! cargo test -p miles-examples --features conformance --example custom_backend     # its conformance tests
 //! ```
 //!
 //! The quantizer is an auditor: it has the CPU's quantizer make every tensor twice, and two answers that differ (a race, a
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     miles_examples::exit(run(&Arguments::parse()))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "conformance"))]
 mod tests {
     use super::*;
 

@@ -2,7 +2,7 @@
 //!
 //! ```console
 //! cargo run --release --example custom_format
-//! cargo test -p miles-examples --example custom_format     # its conformance tests
+//! cargo test -p miles-examples --features conformance --example custom_format     # its conformance tests
 //! ```
 //!
 //! E3M2 elements (1 sign, 3 exponent, 2 mantissa bits; largest 28, smallest 0.0625) in blocks of 32 with one E8M0 scale,
@@ -198,6 +198,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "conformance")]
     miles_core::conformance_tests! { format: Mxfp6 }
 
     #[test]
