@@ -48,7 +48,7 @@ pub trait FormatRule: Send + Sync {
     }
 
     /// What a code depends on beside its element and the scales over it. A rule that rotates, or rounds by chance,
-    /// has to say so; [`conformance`](crate) asks such a rule for the promises that it can keep.
+    /// has to say so: the conformance suite asks it for the promises that such a rule can keep.
     fn code_dependence(&self) -> CodeDependence {
         CodeDependence::default()
     }
