@@ -73,6 +73,18 @@ impl Grid {
         Self::from_fn(rows, cols, |row, col| self.values[row * self.cols + col])
     }
 
+    /// What a row's bytes are compared with: the row as a tensor of its own and its place there, or, for a rule that
+    /// draws random bits by position, the row in its place between rows of zeros.
+    pub fn alone(&self, row: usize, rule: &dyn FormatRule) -> (Self, usize) {
+        if !rule.code_dependence().position {
+            return (self.row(row), 0);
+        }
+        let mut between_zeros = Grid { values: vec![0.0; self.values.len()], ..*self };
+        between_zeros.values[row * self.cols..][..self.cols]
+            .copy_from_slice(&self.values[row * self.cols..][..self.cols]);
+        (between_zeros, row)
+    }
+
     /// One row as a tensor.
     pub fn row(&self, row: usize) -> Self {
         Grid { values: self.values[row * self.cols..][..self.cols].to_vec(), rows: 1, cols: self.cols }
@@ -100,6 +112,19 @@ pub(super) fn specs(format: &FormatId) -> Vec<QuantizeSpec> {
         }
     }
     specs
+}
+
+/// The smallest shape from `[rows, cols]` on that the format holds, longer along the block axis only: some rules refuse
+/// half a byte, or a part of a block that they rotate.
+pub(super) fn fitting(
+    rule: &dyn FormatRule,
+    spec: &QuantizeSpec,
+    (rows, cols): (usize, usize),
+) -> Result<(usize, usize), Failure> {
+    let longer = |more| if spec.axis == Axis::Row { (rows, cols + more) } else { (rows + more, cols) };
+    let fits = |&(rows, cols): &(usize, usize)| rule.layout(rows, cols, spec).is_ok();
+    let none = || Failure::new(format!("no shape from [{rows}, {cols}] to 256 more along the block axis fits"));
+    (0..=256).map(longer).find(fits).ok_or_else(none)
 }
 
 /// `operand-axis-scope`, for case names.

@@ -27,6 +27,7 @@
 mod amax;
 mod canonical;
 pub mod counts;
+mod dependence;
 mod error;
 mod id;
 mod lines;
@@ -51,6 +52,7 @@ pub const MAX_EXTENT: usize = 1 << 28;
 
 pub use amax::abs_max;
 pub use counts::QuantizeCounts;
+pub use dependence::CodeDependence;
 pub use error::FormatError;
 pub use fp8_block::Fp8Block;
 pub use id::FormatId;

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::{
-    FormatError, FormatId, MAX_EXTENT, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4, symmetric,
+    CodeDependence, FormatError, FormatId, MAX_EXTENT, QuantizeSpec, QuantizedTensor, Source, fp8_block, mxfp8, nvfp4,
+    symmetric,
 };
 
 /// The arithmetic of one format. Implement it to add a format of your own.
@@ -44,6 +45,12 @@ pub trait FormatRule: Send + Sync {
     /// elements. A user's format that tells has its activations counted; see [`counts`](super::counts).
     fn largest_code(&self) -> Option<u8> {
         None
+    }
+
+    /// What a code depends on beside its element and the scales over it. A rule that rotates, or rounds by chance,
+    /// has to say so: the conformance suite asks it for the promises that such a rule can keep.
+    fn code_dependence(&self) -> CodeDependence {
+        CodeDependence::default()
     }
 }
 

@@ -16,9 +16,9 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parents[2] / "tests" / "data" / "golden"
 
 # Small cases that between them hold ties, non-finite values, signed zeros, subnormals, saturating outer scales, short
-# blocks; two larger ones that the variants are defined on too.
+# blocks; two larger ones that the variants are defined on too, and one of whole 32x32 tiles.
 CASES = ["e2m1_ties", "e2m1_ties_pm", "inf", "nan", "neg_zero", "bf16_subnormal", "f32_subnormal", "tiny_rows",
-         "ragged_k40", "ragged_k200", "bf16_max", "zero_blocks"]
+         "ragged_k40", "ragged_k200", "bf16_max", "zero_blocks", "row_magnitudes"]
 PAIRS = ["gateup0", "gateup2"]
 
 # (file, prefix, part) -> (format, operand, axis, scope, part); prefixes of several formats are spelt out.

@@ -1,8 +1,9 @@
 //! The suite for number formats: what every [`FormatRule`] promises, without knowing its arithmetic.
 //!
 //! Cases are named `group/operand-axis-scope`. A spec that the rule's `layout` refuses for a square of 256 is declared
-//! unsupported, and `quantize` has to refuse it too. The suite is about formats in which a code depends on its own
-//! element and on the scales over it: a rule that rotates blocks or rounds by chance fails `monotone` and `error_bound`.
+//! unsupported, and `quantize` has to refuse it too; where it refuses a shape, the cases take the next longer one that it
+//! accepts. A rule whose [`code_dependence`](FormatRule::code_dependence) says that it rotates blocks or rounds by chance
+//! is asked for what such a rule can promise: see the table.
 
 mod refusals;
 mod rows;
@@ -13,7 +14,7 @@ pub(in crate::conformance) use rows::same_row;
 
 use super::grid::{Grid, spec_name, specs};
 use super::{Failure, Report, Suite, Verdict};
-use crate::format::{Axis, FormatRule, Operand, QuantizeSpec, ScaleKind, ScaleScope};
+use crate::format::{Axis, CodeDependence, FormatRule, Operand, QuantizeSpec, ScaleKind, ScaleScope};
 
 /// The groups of the format suite, in order.
 ///
@@ -23,13 +24,13 @@ use crate::format::{Axis, FormatRule, Operand, QuantizeSpec, ScaleKind, ScaleSco
 /// | `lengths` | every part has the length of the layout, for all shapes around block borders |
 /// | `empty` | tensors without rows or columns |
 /// | `repeatable` | the same bytes twice, whatever stands in memory before and behind the source |
-/// | `rows` | an activation row's bytes are those of the row alone |
+/// | `rows` | an activation row's bytes are those of the row alone; rounded by chance, of the row between any others |
 /// | `transpose` | the column copy is the row copy of the transpose |
 /// | `padding` | a block cut short is a block padded with zeros |
-/// | `zeros` | zeros decode to zeros, also in zero blocks and beside large values; the sign of zero is kept or dropped everywhere |
+/// | `zeros` | zeros decode to zeros, also in zero blocks and (not rotated) beside large values; the sign of zero is kept or dropped everywhere |
 /// | `finite` | no finite value is refused or gives a scale that is not finite |
-/// | `error_bound` | an element is off by half a step of its own block at most |
-/// | `monotone` | under one scale, a larger element does not decode to a smaller value |
+/// | `error_bound` | not rotated: an element is off by half a step of its own block at most, by one step where chance rounds |
+/// | `monotone` | neither rotated nor by chance: under one scale, a larger element does not decode to a smaller value |
 /// | `idempotent` | with power-of-two scales, decoded values quantize to themselves |
 /// | `joint` | quantizing one tensor jointly is quantizing it; quantizing several is quantizing them stacked |
 /// | `parts` | parts and canonical bytes make the same tensor again, damaged parts are refused |
@@ -80,8 +81,8 @@ const CHECKS: &[(&str, Applies, Check)] = &[
     ("padding", always, shapes::padding),
     ("zeros", always, values::zeros),
     ("finite", always, values::finite),
-    ("error_bound", always, values::error_bound),
-    ("monotone", always, values::monotone),
+    ("error_bound", is_not_rotated, values::error_bound),
+    ("monotone", codes_are_of_elements, values::monotone),
     ("idempotent", has_power_of_two_scales, values::idempotent),
     ("joint", always, rows::joint),
     ("parts", always, refusals::parts),
@@ -114,6 +115,14 @@ fn supports(rule: &dyn FormatRule, spec: &QuantizeSpec) -> bool {
 
 fn always(_rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {
     true
+}
+
+fn is_not_rotated(rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {
+    !rule.code_dependence().block
+}
+
+fn codes_are_of_elements(rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {
+    rule.code_dependence() == CodeDependence::default()
 }
 
 fn is_by_row(_rule: &dyn FormatRule, spec: &QuantizeSpec) -> bool {

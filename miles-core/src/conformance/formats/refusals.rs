@@ -2,7 +2,7 @@
 
 use super::block_length;
 use crate::conformance::compare::{same, same_bytes, same_tensor};
-use crate::conformance::grid::{Grid, TENSOR};
+use crate::conformance::grid::{Grid, TENSOR, fitting};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, NonFinite, QuantizeSpec, QuantizedParts, QuantizedTensor,
@@ -21,7 +21,8 @@ pub(super) fn refuses_as_declared(rule: &dyn FormatRule, spec: &QuantizeSpec) ->
 
 /// Parts make an equal tensor; so do canonical bytes, short of the amax values; parts of another size are refused.
 pub(super) fn parts(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
-    for (rows, cols) in [(2, 2), (34, 130), (130, 258)] {
+    for shape in [(2, 2), (34, 130), (130, 258)] {
+        let (rows, cols) = fitting(rule, spec, shape)?;
         let tensor = Grid::scattered(rows, cols, 9).quantize(rule, spec)?;
         let again = QuantizedTensor::from_parts(rule, Some(TENSOR), tensor.to_parts())?;
         same_tensor(&again, &tensor)?;
@@ -67,12 +68,13 @@ const HEADER_BYTES: usize = 56;
 /// The first NaN or infinity is named by tensor, row, column and block; with the hardware rule it is no such error.
 pub(super) fn non_finite(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     let block_length = block_length(rule, spec)?;
+    let (rows, cols) = fitting(rule, spec, (40, 320))?;
     let strict = spec.clone().with_non_finite(NonFinite::Error);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for (at_row, at_column) in [(0, 0), (33, 300), (39, 319)] {
-            let mut grid = Grid::uniform(40, 320, 1);
-            grid.values[at_row * 320 + at_column] = bad;
-            grid.values[39 * 320 + 319] = bad;
+        for (at_row, at_column) in [(0, 0), (33, 300), (rows - 1, cols - 1)] {
+            let mut grid = Grid::uniform(rows, cols, 1);
+            grid.values[at_row * cols + at_column] = bad;
+            grid.values[rows * cols - 1] = bad;
             let at_block = if spec.axis == Axis::Row { at_column } else { at_row } / block_length;
             let source = grid.source(SourceDtype::F32)?;
             for error in [rule.quantize(&source, &strict).err(), rule.quantize_joint(&[source], &strict).err()] {

@@ -1,7 +1,7 @@
 //! What a tensor's bytes do not depend on: repetition, memory around the source, other rows, company.
 
 use crate::conformance::compare::{same, same_bytes, same_floats, same_tensor};
-use crate::conformance::grid::{Grid, TENSOR};
+use crate::conformance::grid::{Grid, TENSOR, fitting};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{
     Axis, BlockScales, FormatError, FormatRule, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype,
@@ -9,7 +9,8 @@ use crate::format::{
 
 /// The same bytes twice, and the same whatever stands before and behind the source's memory.
 pub(super) fn repeatable(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
-    for (rows, cols) in [(2, 2), (6, 34), (33, 130), (130, 258)] {
+    for shape in [(2, 2), (6, 34), (33, 130), (130, 258)] {
+        let (rows, cols) = fitting(rule, spec, shape)?;
         let grid = Grid::scattered(rows, cols, 11);
         let first = grid.quantize(rule, spec)?;
         same_tensor(&grid.quantize(rule, spec)?, &first).map_err(|failure| failure.at("the second time"))?;
@@ -27,20 +28,22 @@ pub(super) fn repeatable(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict 
     Ok(())
 }
 
-/// Every row of a batch has the bytes of the row alone.
+/// Every row of a batch has the bytes of the row alone; with random bits by position, of the row between other rows.
 pub(super) fn rows(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
-    for (rows, cols) in [(7, 34), (67, 130), (5, 258), (130, 32)] {
+    for shape in [(7, 34), (67, 130), (5, 258), (130, 32)] {
+        let (rows, cols) = fitting(rule, spec, shape)?;
         // Neighbours 2^80 apart, and some rows of zeros.
         let mut batch = Grid::uniform(rows, cols, 5).scaled_rows(|row| if row % 2 == 0 { 40 } else { -40 });
         batch.values[2 * cols..3 * cols].fill(0.0);
         let together = batch.quantize(rule, spec)?;
         let decoded = rule.dequantize(&together)?;
         for row in 0..rows {
-            let alone = batch.row(row).quantize(rule, spec)?;
+            let (alone, place) = batch.alone(row, rule);
+            let alone = alone.quantize(rule, spec)?;
             let compare = || {
                 let values = rule.dequantize(&alone)?;
-                same_floats("decoded values", &decoded[row * cols..][..cols], &values)?;
-                same_row(&together, row, &alone)
+                same_floats("decoded values", &decoded[row * cols..][..cols], &values[place * cols..][..cols])?;
+                same_row(&together, row, &alone, place)
             };
             compare().map_err(|failure: Failure| failure.at(format_args!("row {row} of [{rows}, {cols}]")))?;
         }
@@ -48,31 +51,53 @@ pub(super) fn rows(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     Ok(())
 }
 
-/// Row `row` of a batch against the same row quantized alone, part by part.
-pub(in crate::conformance) fn same_row(batch: &QuantizedTensor, row: usize, alone: &QuantizedTensor) -> Verdict {
-    let rows = batch.rows();
-    let part = |what: &str, whole: usize, one: usize| same(&format!("{what} of {rows} rows"), whole, rows * one);
-    part("code bytes", batch.codes().len(), alone.codes().len())?;
-    part("block scales", batch.scales().len(), alone.scales().len())?;
-    part("outer scales", batch.outer().len(), alone.outer().len())?;
-    same_bytes("codes", &batch.codes()[row * alone.codes().len()..][..alone.codes().len()], alone.codes())?;
-    let from = row * alone.scales().len();
+/// Row `row` of a batch against row `place` of a tensor that the same row is in, part by part.
+pub(in crate::conformance) fn same_row(
+    batch: &QuantizedTensor,
+    row: usize,
+    alone: &QuantizedTensor,
+    place: usize,
+) -> Verdict {
+    fn of<'a, T>(
+        what: &str,
+        tensor: &QuantizedTensor,
+        values: &'a [T],
+        row: usize,
+        per_row: usize,
+    ) -> Result<&'a [T], Failure> {
+        same(&format!("{what} of {} rows", tensor.rows()), values.len(), tensor.rows() * per_row)?;
+        Ok(&values[row * per_row..][..per_row])
+    }
+    let per_row = |values: usize| values / alone.rows().max(1);
+    let codes = per_row(alone.codes().len());
+    let (found, expected) =
+        (of("code bytes", batch, batch.codes(), row, codes)?, of("code bytes", alone, alone.codes(), place, codes)?);
+    same_bytes("codes", found, expected)?;
+    let scales = per_row(alone.scales().len());
     match (batch.scales(), alone.scales()) {
-        (BlockScales::U8(batch), BlockScales::U8(alone)) => {
-            same_bytes("block scales", &batch[from..][..alone.len()], alone)?;
-        }
-        (BlockScales::F32(batch), BlockScales::F32(alone)) => {
-            same_floats("block scales", &batch[from..][..alone.len()], alone)?;
-        }
+        (BlockScales::U8(found), BlockScales::U8(expected)) => same_bytes(
+            "block scales",
+            of("block scales", batch, found, row, scales)?,
+            of("block scales", alone, expected, place, scales)?,
+        )?,
+        (BlockScales::F32(found), BlockScales::F32(expected)) => same_floats(
+            "block scales",
+            of("block scales", batch, found, row, scales)?,
+            of("block scales", alone, expected, place, scales)?,
+        )?,
         _ => return Err(Failure::new("block scales change their storage with the number of rows")),
     }
-    same_floats("outer", &batch.outer()[row * alone.outer().len()..][..alone.outer().len()], alone.outer())
+    let outer = per_row(alone.outer().len());
+    let (found, expected) =
+        (of("outer", batch, batch.outer(), row, outer)?, of("outer", alone, alone.outer(), place, outer)?);
+    same_floats("outer", found, expected)
 }
 
 /// One tensor quantized jointly is that tensor quantized; several are their rows stacked, under one outer scale.
 pub(super) fn joint(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     Failure::unless(rule.quantize_joint(&[], spec)?.is_empty(), || "no tensor became some".to_owned())?;
-    let (gate, up) = (Grid::uniform(256, 258, 1), Grid::uniform(128, 258, 2).scaled_rows(|_| 5));
+    let (_, cols) = fitting(rule, spec, (256, 258))?;
+    let (gate, up) = (Grid::uniform(256, cols, 1), Grid::uniform(128, cols, 2).scaled_rows(|_| 5));
     let alone = gate.quantize(rule, spec)?;
     match rule.quantize_joint(&[gate.source(SourceDtype::F32)?], spec)?.as_slice() {
         [one] => same_tensor(one, &alone).map_err(|failure| failure.at("one tensor"))?,
@@ -93,7 +118,7 @@ pub(super) fn joint(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     }
     let narrow = Grid::uniform(4, 32, 3);
     match rule.quantize_joint(&[gate.source(SourceDtype::F32)?, narrow.source(SourceDtype::F32)?], spec) {
-        Err(FormatError::JointWidth { expected: 258, found: 32, .. }) => Ok(()),
-        other => Err(Failure::new(format!("widths 258 and 32 jointly gave {:?}", other.map(|pair| pair.len())))),
+        Err(FormatError::JointWidth { expected, found: 32, .. }) if expected == cols => Ok(()),
+        other => Err(Failure::new(format!("widths {cols} and 32 jointly gave {:?}", other.map(|pair| pair.len())))),
     }
 }

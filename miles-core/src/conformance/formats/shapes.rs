@@ -1,14 +1,14 @@
 //! Sizes of parts, empty tensors, transposition and padding.
 
 use crate::conformance::compare::{same, same_bytes, same_floats};
-use crate::conformance::grid::{Grid, LENGTHS};
+use crate::conformance::grid::{Grid, LENGTHS, fitting};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{Axis, FormatRule, QuantizeSpec, QuantizedTensor, ScaleScope};
 
 /// Parts have the lengths that the layout declares; a shape that the layout refuses is refused with the same error.
 pub(super) fn lengths(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     let mut quantized = 0;
-    for rows in [1, 2, 17, 33, 129] {
+    for rows in [1, 2, 17, 32, 33, 129] {
         for cols in LENGTHS {
             let grid = Grid::scattered(rows, cols, (rows * 1000 + cols) as u64);
             let place = format!("[{rows}, {cols}]");
@@ -56,7 +56,8 @@ fn check_lengths(rule: &dyn FormatRule, grid: &Grid, spec: &QuantizeSpec) -> Ver
 /// The column copy of a tensor is the row copy of its transpose: in values, and in codes where one code is one byte.
 pub(super) fn transpose(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     let row_spec = spec.clone().with_axis(Axis::Row);
-    for (rows, cols) in [(32, 64), (34, 62), (2, 130), (130, 258), (256, 128)] {
+    for shape in [(32, 64), (34, 62), (2, 130), (130, 258), (256, 128)] {
+        let (rows, cols) = fitting(rule, spec, shape)?;
         let grid = Grid::scattered(rows, cols, (rows * cols) as u64);
         let place = format!("[{rows}, {cols}]");
         let column = grid.quantize(rule, spec)?;

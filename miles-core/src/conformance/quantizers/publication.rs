@@ -60,21 +60,30 @@ fn check(publisher: &Publisher<'_>, quantizer: &dyn Quantizer, rule: &dyn Format
             Failure::unless(dense, || format!("{} is published in high precision", parameter.name))?;
             continue;
         };
-        let members = parameter.pair.map_or(vec![id], |pair| vec![id, pair]);
-        same_tensor(found, &of_rounding(rule, &network, &members)?).map_err(|failure| failure.at(&parameter.name))?;
+        // In the order of the network, gate before up: a rule may draw random bits by the row of the stacked pair.
+        let mut members: Vec<ParamId> = std::iter::once(id).chain(parameter.pair).collect();
+        members.sort_unstable_by_key(|member| member.index());
+        same_tensor(found, &of_rounding(rule, &network, &members, id)?)
+            .map_err(|failure| failure.at(&parameter.name))?;
         compared += 1;
     }
     same("quantized tensors", compared, roles.len())
 }
 
-/// What the first of `members` becomes when the BF16 roundings of all are quantized together.
-fn of_rounding(rule: &dyn FormatRule, network: &Network, members: &[ParamId]) -> Result<QuantizedTensor, Failure> {
+/// What `wanted` becomes when the BF16 roundings of all `members` are quantized together.
+fn of_rounding(
+    rule: &dyn FormatRule,
+    network: &Network,
+    members: &[ParamId],
+    wanted: ParamId,
+) -> Result<QuantizedTensor, Failure> {
     let rounded: Vec<Grid> = members.iter().map(|&id| master(network, id).to_bf16()).collect();
     let sources: Vec<Source<'_>> =
         rounded.iter().map(|grid| grid.source(SourceDtype::Bf16)).collect::<Result<_, _>>()?;
-    let mut tensors = rule.quantize_joint(&sources, &QuantizeSpec::weight(rule.id()))?;
-    Failure::unless(!tensors.is_empty(), || "the rule gives no tensor".to_owned())?;
-    Ok(tensors.swap_remove(0))
+    let tensors = rule.quantize_joint(&sources, &QuantizeSpec::weight(rule.id()))?;
+    same("tensors of the rule", tensors.len(), members.len())?;
+    let of_wanted = members.iter().zip(tensors).find(|(member, _)| **member == wanted);
+    of_wanted.map(|(_, tensor)| tensor).ok_or_else(|| Failure::new("the parameter is no member of its own pair"))
 }
 
 /// One parameter's master values, none of which is a BF16 value.

@@ -3,7 +3,7 @@
 use super::Subject;
 use crate::conformance::compare::{same, same_floats, same_tensor};
 use crate::conformance::formats::same_row;
-use crate::conformance::grid::{Grid, spec_name};
+use crate::conformance::grid::{Grid, fitting, spec_name};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{Axis, NonFinite, Operand, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype};
 
@@ -43,18 +43,21 @@ pub(super) fn joint(subject: &Subject<'_>) -> Verdict {
     same("the error for two widths", subject.quantizer.quantize(&sources, &spec).err().map(|e| e.to_string()), expected)
 }
 
-/// Every row of a batch of activations has the bytes of the row alone, between neighbours 2^80 apart.
+/// Every row of a batch of activations has the bytes of the row alone, between neighbours 2^80 apart; with random bits
+/// by position, those of the row between rows of zeros.
 pub(super) fn neighbours(subject: &Subject<'_>) -> Verdict {
     let by_row = |spec: &QuantizeSpec| {
         spec.operand == Operand::Activation && spec.axis == Axis::Row && spec.scope == ScaleScope::Row
     };
     for spec in subject.specs().into_iter().filter(by_row) {
-        for (rows, cols) in [(9, 34), (129, 130)] {
+        for shape in [(9, 34), (129, 130)] {
+            let (rows, cols) = fitting(subject.rule, &spec, shape)?;
             let batch = Grid::uniform(rows, cols, 5).scaled_rows(|row| if row % 2 == 0 { 40 } else { -40 });
             let together = subject.quantize(&batch, SourceDtype::F32, &spec)?;
             for row in 0..rows {
-                let alone = subject.quantize(&batch.row(row), SourceDtype::F32, &spec)?;
-                same_row(&together, row, &alone)
+                let (alone, place) = batch.alone(row, subject.rule);
+                let alone = subject.quantize(&alone, SourceDtype::F32, &spec)?;
+                same_row(&together, row, &alone, place)
                     .map_err(|failure| failure.at(format_args!("row {row} of [{rows}, {cols}]")))?;
             }
         }
@@ -66,12 +69,13 @@ pub(super) fn neighbours(subject: &Subject<'_>) -> Verdict {
 pub(super) fn repeat(subject: &Subject<'_>) -> Verdict {
     let shapes = [(1, 2), (5, 18), (9, 50), (33, 130), (15, 6)];
     let huge = Grid::from_fn(64, 512, |row, col| if (row + col) % 2 == 0 { 3.0e38 } else { -3.0e38 });
-    let mut refused = Grid::uniform(8, 64, 1);
+    let mut refused = Grid::uniform(16, 64, 1);
     refused.values[100] = f32::NAN;
     for spec in subject.specs() {
-        for (rows, cols) in shapes {
+        for shape in shapes {
+            let (rows, cols) = fitting(subject.rule, &spec, shape)?;
             let grid = Grid::uniform(rows, cols, 8);
-            let Ok(expected) = grid.quantize(subject.rule, &spec) else { continue };
+            let expected = grid.quantize(subject.rule, &spec)?;
             for before in ["nothing", "a huge tensor", "a refused tensor"] {
                 let sources = match before {
                     "a huge tensor" => Some((&huge, spec.clone())),
@@ -94,14 +98,14 @@ pub(super) fn repeat(subject: &Subject<'_>) -> Verdict {
 
 /// Decoded values of the rule's tensors, also of tensors read from files, which lack the amax values.
 pub(super) fn decode(subject: &Subject<'_>) -> Verdict {
-    let grids = [
-        Grid::scattered(33, 130, 1),
-        Grid::scattered(130, 258, 2),
-        Grid::from_fn(4, 32, |_, _| -0.0),
-        Grid::new(Vec::new(), 0, 64),
-    ];
-    for grid in &grids {
+    let scattered = |rows, cols| Grid::scattered(rows, cols, 1);
+    let zeros = |rows, cols| Grid::from_fn(rows, cols, |_, _| -0.0);
+    let grids: [((usize, usize), &dyn Fn(usize, usize) -> Grid); 4] =
+        [((33, 130), &scattered), ((130, 258), &scattered), ((4, 32), &zeros), ((0, 64), &zeros)];
+    for (shape, grid) in grids {
         for spec in subject.specs() {
+            let (rows, cols) = fitting(subject.rule, &spec, shape)?;
+            let grid = grid(rows, cols);
             let tensor = grid.quantize(subject.rule, &spec)?;
             let mut parts = tensor.to_parts();
             parts.amax = Vec::new();

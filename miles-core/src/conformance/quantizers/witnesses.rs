@@ -14,8 +14,9 @@ pub(super) fn golden_bytes(subject: &Subject<'_>) -> Verdict {
         let sources: Vec<Source<'_>> =
             record.sources.iter().map(|(grid, dtype)| grid.source(*dtype)).collect::<Result<_, _>>()?;
         let at = |failure: Failure| failure.at(&record.case);
-        record.check(&subject.rule.quantize_joint(&sources, &record.spec)?).map_err(|f| at(f.at("the rule itself")))?;
-        record.check(&subject.quantizer.quantize(&sources, &record.spec)?).map_err(at)?;
+        let of_rule = subject.rule.quantize_joint(&sources, &record.spec).map_err(crate::Error::from);
+        record.check_outcome(subject.rule, of_rule).map_err(|failure| at(failure.at("the rule itself")))?;
+        record.check_outcome(subject.rule, subject.quantizer.quantize(&sources, &record.spec)).map_err(at)?;
     }
     Ok(())
 }

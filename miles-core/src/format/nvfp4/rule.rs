@@ -2,12 +2,12 @@
 
 use super::block::Place;
 use super::shards::{LineShards, origin};
-use super::{BLOCK, Nvfp4, OuterScale, Tile};
+use super::{BLOCK, Nvfp4, OuterScale, Rounding, Tile};
 use crate::format::lines::{for_each_column, for_each_row};
 use crate::format::rule::{check_format, check_joint_widths};
 use crate::format::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleKind, ScaleScope, Source, TensorLayout, abs_max,
+    Axis, BlockScales, CodeDependence, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts,
+    QuantizedTensor, ScaleKind, ScaleScope, Source, TensorLayout, abs_max,
 };
 
 impl FormatRule for Nvfp4 {
@@ -71,6 +71,13 @@ impl FormatRule for Nvfp4 {
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
         self.decode_source(tensor)
+    }
+
+    fn code_dependence(&self) -> CodeDependence {
+        CodeDependence {
+            block: self.hadamard.is_some(),
+            position: matches!(self.rounding, Rounding::Stochastic { .. }),
+        }
     }
 }
 
