@@ -28,7 +28,7 @@ use crate::format::{Axis, CodeDependence, FormatRule, Operand, QuantizeSpec, Sca
 /// | `transpose` | the column copy is the row copy of the transpose |
 /// | `padding` | a block cut short is a block padded with zeros |
 /// | `zeros` | zeros decode to zeros, also in zero blocks and (not rotated) beside large values; the sign of zero is kept or dropped everywhere |
-/// | `finite` | no finite value is refused or gives a scale that is not finite |
+/// | `finite` | no finite value below 2^127 is refused, and none gives a scale that is not finite |
 /// | `error_bound` | not rotated: an element is off by half a step of its own block at most, by one step where chance rounds |
 /// | `monotone` | neither rotated nor by chance: under one scale, a larger element does not decode to a smaller value |
 /// | `idempotent` | with power-of-two scales, decoded values quantize to themselves |
