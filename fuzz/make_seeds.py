@@ -242,8 +242,19 @@ rules = [
         "quantizer": "cpu-ref",
         "output_digest": digest,
     }
-    write("log_lines", "ledger", text(event) + b"\n" + digest.encode() + b"\n")
-    write("log_lines", "metrics", b'{"step":0,"loss":0.5}\n{"step":1,"loss":1e-3,"policy":"ab"}\n')
+    export = {
+        "run": "r",
+        "step": 1,
+        "version": 2,
+        "policy_digest": digest,
+        "as_held": True,
+        "files": {"a.safetensors": {"bytes": 8, "digest": digest}},
+    }
+    later = event | {"version": 3, "step": 2}
+    lines = [text(line) + b"\n" for line in [event, event | {"tensor": "u"}, export, later]]
+    write("ledger_file", "two-versions", b"".join(lines))
+    write("ledger_file", "digest", digest.encode() + b"\n")
+    write("metrics_file", "two", b'{"step":0,"loss":0.5}\n{"step":1,"loss":1e-3,"policy":"ab"}\n')
     run = """[run]
 name = "a"
 steps = 8

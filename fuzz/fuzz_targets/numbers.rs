@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use miles_core::number::{bf16, e2m1, e4m3, e8m0};
+use miles_core::number::{bf16, e2m1, e4m3, e8m0, integer};
 
 fuzz_target!(|words: Vec<u32>| {
     for word in words {
@@ -11,6 +11,8 @@ fuzz_target!(|words: Vec<u32>| {
         assert_eq!(e2m1::encode(x), expected(x, 7, 7, 8, e2m1_value), "e2m1 of {word:#010x}");
         check_bf16(x);
         check_e8m0(x);
+        check_integers(x);
+        check_stochastic(x, word as u8);
         for byte in word.to_le_bytes() {
             check_decoders(byte);
         }
@@ -67,6 +69,35 @@ fn check_e8m0(x: f32) {
         assert_eq!(f64::from(e8m0::decode(code)), value(code));
         assert_eq!(f64::from(e8m0::decode_reciprocal(code)), value(code).recip());
     }
+}
+
+fn check_integers(x: f32) {
+    let nearest = |smallest: f64, largest: f64| match x.is_nan() {
+        true => 0.0,
+        false => f64::from(x).clamp(smallest, largest).round_ties_even() + 0.0,
+    };
+    assert_eq!(f64::from(integer::decode_int8(integer::encode_int8(x))), nearest(-128.0, 127.0));
+    assert_eq!(f64::from(integer::decode_int4(integer::encode_int4(x))), nearest(-8.0, 7.0));
+    assert!(integer::encode_int4(x) < 16);
+}
+
+/// Up where the remainder plus `random / 256` reaches a whole step; exact in double precision but for tiny remainders,
+/// which are added in single precision.
+fn check_stochastic(x: f32, random: u8) {
+    let code = e2m1::encode_stochastic(x, random);
+    if x.is_nan() {
+        return assert_eq!(code, 7);
+    }
+    let magnitude = f64::from(x.abs()).min(6.0);
+    let below = (0..8).rev().find(|&code| e2m1_value(code) <= magnitude).unwrap();
+    let step = e2m1_value((below + 1).min(7)) - e2m1_value(below);
+    let steps = if step == 0.0 { 0.0 } else { (magnitude - e2m1_value(below)) / step + f64::from(random) / 256.0 };
+    let found = code & 7;
+    assert!(found == below || found == below + 1, "{x:e} became {found}");
+    if (steps - 1.0).abs() > 1e-6 {
+        assert_eq!(found, below + u8::from(steps > 1.0), "{x:e} with {random}");
+    }
+    assert_eq!(code >> 3 == 1, x.is_sign_negative());
 }
 
 fn check_decoders(byte: u8) {

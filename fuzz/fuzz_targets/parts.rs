@@ -53,6 +53,7 @@ fuzz_target!(|case: Case| {
         operand: spec.operand,
         axis: spec.axis,
         scope: spec.scope,
+        partition: spec.partition,
         rows,
         cols,
         codes,

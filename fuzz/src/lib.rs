@@ -13,5 +13,5 @@ mod request;
 mod scratch;
 
 pub use archive::Archive;
-pub use request::{Request, same_bits, tiled};
+pub use request::{Request, refuses_request, same_bits, tiled};
 pub use scratch::Scratch;
