@@ -38,7 +38,7 @@ impl Extent {
 fuzz_target!(|case: Case| {
     let (rule, spec) = (case.request.rule(), case.request.spec());
     let (rows, cols) = (case.rows.get(), case.cols.get());
-    let layout = rule.layout(rows, cols, &spec).ok().filter(|layout| case.fits && elements(layout) <= Some(1 << 16));
+    let layout = rule.layout(rows, cols, &spec).ok().filter(|layout| case.fits && is_small(layout));
     let length = |own: usize, of: fn(&TensorLayout) -> usize| layout.as_ref().map_or(own, of);
     let codes = tiled(&case.codes, length(case.codes.len(), |layout| layout.codes_bytes));
     let words = tiled(&case.scales, length(case.scales.len(), |layout| layout.scale_rows * layout.scale_cols));
@@ -68,8 +68,11 @@ fuzz_target!(|case: Case| {
     assert_eq!(tensor.digest(), QuantizedTensor::from_parts(rule, None, tensor.to_parts()).unwrap().digest());
 });
 
-/// Everything that would have to be allocated, in elements; `None` beyond `usize`.
-fn elements(layout: &TensorLayout) -> Option<usize> {
-    let scales = layout.scale_rows.checked_mul(layout.scale_cols)?;
-    layout.codes_bytes.checked_add(scales)?.checked_add(layout.outer_len)?.checked_add(layout.amax_len)
+/// Whether everything that would have to be allocated is at most 65536 elements.
+fn is_small(layout: &TensorLayout) -> bool {
+    let sum = || {
+        let scales = layout.scale_rows.checked_mul(layout.scale_cols)?;
+        layout.codes_bytes.checked_add(scales)?.checked_add(layout.outer_len)?.checked_add(layout.amax_len)
+    };
+    sum().is_some_and(|elements| elements <= 1 << 16)
 }
