@@ -162,11 +162,16 @@ fn check_length(
     expected: impl FnOnce() -> usize,
     found: usize,
 ) -> Result<(), FormatError> {
-    if rows > MAX_EXTENT || blocks > MAX_EXTENT {
-        return Err(FormatError::ScaleExtent { layout, rows, blocks, limit: MAX_EXTENT });
-    }
+    check_extent(layout, rows, blocks)?;
     match expected() {
         expected if expected == found => Ok(()),
         expected => Err(FormatError::ScaleBufferLength { layout, rows, blocks, expected, found }),
     }
+}
+
+fn check_extent(layout: &'static str, rows: usize, blocks: usize) -> Result<(), FormatError> {
+    if rows <= MAX_EXTENT && blocks <= MAX_EXTENT {
+        return Ok(());
+    }
+    Err(FormatError::ScaleExtent { layout, rows, blocks, limit: MAX_EXTENT })
 }

@@ -9,7 +9,7 @@
 //!
 //! SM100 wants one scale per row: [`repeat_tile_rows`] repeats those of 128x128 tiles. On SM90 tile scales stay compact.
 
-use super::{GemmScales, check_length};
+use super::{GemmScales, check_extent, check_length};
 use crate::format::FormatError;
 use crate::number::e8m0;
 
@@ -35,6 +35,7 @@ impl DeepGemmScales {
     /// Lays row-major `[rows, blocks]` F32 scales out as 32-bit words, padding with zeros.
     ///
     /// # Errors
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`](crate::format::MAX_EXTENT) rows or blocks;
     /// [`FormatError::ScaleBufferLength`] when `scales` is not `rows * blocks` long; for SM100
     /// [`FormatError::NotAPowerOfTwo`] when a scale is not a power of two that E8M0 has.
     pub fn arrange(self, scales: &[f32], rows: usize, blocks: usize) -> Result<Vec<u32>, FormatError> {
@@ -50,6 +51,7 @@ impl DeepGemmScales {
     /// The row-major `[rows, blocks]` F32 scales back; whatever stands in the padding is ignored.
     ///
     /// # Errors
+    /// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`](crate::format::MAX_EXTENT) rows or blocks;
     /// [`FormatError::ScaleBufferLength`] when `words` has not [`buffer_len`](Self::buffer_len) elements.
     pub fn compact(self, words: &[u32], rows: usize, blocks: usize) -> Result<Vec<f32>, FormatError> {
         match self {
@@ -94,11 +96,15 @@ pub fn exponent_values(bytes: &[u8]) -> Vec<f32> {
 /// Scales of `[ceil(rows / 128), blocks]` tiles, each repeated for every row of its tile: `[rows, blocks]`.
 ///
 /// # Errors
+/// [`FormatError::ScaleExtent`] beyond [`MAX_EXTENT`](crate::format::MAX_EXTENT) rows or blocks;
 /// [`FormatError::ScaleBufferLength`] when there is not one scale per tile.
 pub fn repeat_tile_rows<T: Copy>(scales: &[T], rows: usize, blocks: usize) -> Result<Vec<T>, FormatError> {
     let tile_rows = rows.div_ceil(TILE_ROWS);
+    check_extent("compact", rows, blocks)?;
     check_length("compact", tile_rows, blocks, || tile_rows * blocks, scales.len())?;
-    Ok((0..rows).flat_map(|row| &scales[row / TILE_ROWS * blocks..][..blocks]).copied().collect())
+    // By element and not by row: rows without blocks cost nothing, however many are claimed.
+    let scale = |index: usize| scales[index / blocks / TILE_ROWS * blocks + index % blocks];
+    Ok((0..rows * blocks).map(scale).collect())
 }
 
 const TILE_ROWS: usize = 128;
@@ -116,4 +122,21 @@ fn pack(bytes: &[u8], rows: usize, blocks: usize) -> Result<Vec<u32>, FormatErro
 /// The word of an SM100 buffer, and the lowest bit of the byte in it.
 const fn place(row: usize, block: usize, rows: usize) -> (usize, usize) {
     (block / 4 * rows.next_multiple_of(4) + row, block % 4 * 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::MAX_EXTENT;
+
+    #[test]
+    fn rows_without_blocks_cost_nothing_and_no_more_rows_are_taken_than_a_tensor_has() {
+        assert_eq!(repeat_tile_rows::<u8>(&[], MAX_EXTENT, 0), Ok(Vec::new()));
+        // Their tiles alone would be few enough.
+        let limit = MAX_EXTENT;
+        for rows in [MAX_EXTENT + 1, MAX_EXTENT * TILE_ROWS, usize::MAX] {
+            let refused = FormatError::ScaleExtent { layout: "compact", rows, blocks: 0, limit };
+            assert_eq!(repeat_tile_rows::<u8>(&[], rows, 0), Err(refused));
+        }
+    }
 }
