@@ -98,14 +98,13 @@ pub(super) fn repeat(subject: &Subject<'_>) -> Verdict {
 
 /// Decoded values of the rule's tensors, also of tensors read from files, which lack the amax values.
 pub(super) fn decode(subject: &Subject<'_>) -> Verdict {
-    let scattered = |rows, cols| Grid::scattered(rows, cols, 1);
-    let zeros = |rows, cols| Grid::from_fn(rows, cols, |_, _| -0.0);
-    let grids: [((usize, usize), &dyn Fn(usize, usize) -> Grid); 4] =
-        [((33, 130), &scattered), ((130, 258), &scattered), ((4, 32), &zeros), ((0, 64), &zeros)];
-    for (shape, grid) in grids {
+    for (shape, is_zero) in [((33, 130), false), ((130, 258), false), ((4, 32), true), ((0, 64), true)] {
         for spec in subject.specs() {
             let (rows, cols) = fitting(subject.rule, &spec, shape)?;
-            let grid = grid(rows, cols);
+            let grid = match is_zero {
+                true => Grid::from_fn(rows, cols, |_, _| -0.0),
+                false => Grid::scattered(rows, cols, 1),
+            };
             let tensor = grid.quantize(subject.rule, &spec)?;
             let mut parts = tensor.to_parts();
             parts.amax = Vec::new();
