@@ -9,7 +9,7 @@
 
 use miles_core::format::{
     Axis, BlockScales, FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, ScaleKind,
-    Source, TensorLayout,
+    Source, TensorLayout, check_joint_widths,
 };
 
 /// Elements per block.
@@ -59,13 +59,9 @@ impl FormatRule for Int8Blocks {
             Axis::Row => column / BLOCK,
             Axis::Column => row / BLOCK,
         })?;
-        let turned;
         let values = match spec.axis {
-            Axis::Row => source.values(),
-            Axis::Column => {
-                turned = transpose(source.values(), rows, cols);
-                &turned
-            }
+            Axis::Row => source.values().into_owned(),
+            Axis::Column => transpose(&source.values(), rows, cols),
         };
         let (_, length) = lines(spec.axis, rows, cols);
         let (mut codes, mut scales) = (Vec::with_capacity(layout.codes_bytes), Vec::new());
@@ -79,16 +75,7 @@ impl FormatRule for Int8Blocks {
     }
 
     fn quantize_joint(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
-        if let Some(first) = sources.first()
-            && let Some(other) = sources.iter().find(|source| source.cols() != first.cols())
-        {
-            return Err(FormatError::JointWidth {
-                tensor: other.tensor_name(),
-                first: first.tensor_name(),
-                expected: first.cols(),
-                found: other.cols(),
-            });
-        }
+        check_joint_widths(sources)?;
         sources.iter().map(|source| self.quantize(source, spec)).collect()
     }
 
