@@ -1,20 +1,19 @@
 //! From a [`ModelConfig`] to the full parameter list and layer structure.
 
-use std::collections::HashMap;
+use std::ops::Deref;
 
 use super::{
-    Attention, Expert, GroupedAttention, Layer, Linear, LinearOutput, MlaAttention, Mlp, Moe, ParamId, Parameter,
-    QueryPath, Role,
+    Attention, Expert, GroupedAttention, Inventory, Layer, Linear, LinearOutput, MlaAttention, Mlp, Moe, ParamId,
+    Parameter, QueryPath, Role,
 };
 use crate::model::{AttentionConfig, MlpConfig, ModelConfig, MoeConfig, RouterConfig};
 
-/// A model's parameters and the structure that uses them.
+/// A model's parameters and the structure that uses them. It dereferences to the [`Inventory`] of its parameters.
 #[derive(Clone, Debug)]
 pub struct Network {
     /// What it was built from.
     pub config: ModelConfig,
-    /// Every parameter; [`ParamId`] is an index into it.
-    pub parameters: Vec<Parameter>,
+    inventory: Inventory,
     /// Token embedding table.
     pub embedding: ParamId,
     /// Decoder layers in order.
@@ -23,7 +22,6 @@ pub struct Network {
     pub final_norm: ParamId,
     /// Head; its weight is [`Network::embedding`] when the two are tied.
     pub head: Linear,
-    by_name: HashMap<String, ParamId>,
 }
 
 impl Network {
@@ -41,38 +39,22 @@ impl Network {
         } else {
             list.add("lm_head.weight", vec![vocab, hidden], Role::Head)
         };
-        let by_name = list
-            .parameters
-            .iter()
-            .enumerate()
-            .map(|(index, parameter)| (parameter.name.clone(), ParamId(index as u32)))
-            .collect();
         Network {
             config: config.clone(),
-            parameters: list.parameters,
+            inventory: Inventory::new(list.parameters, config.layer_count()),
             embedding,
             layers,
             final_norm,
             head: Linear { weight: head, bias: None, output: LinearOutput::F32 },
-            by_name,
         }
     }
+}
 
-    /// The parameter behind an id.
-    #[must_use]
-    pub fn parameter(&self, id: ParamId) -> &Parameter {
-        &self.parameters[id.index()]
-    }
+impl Deref for Network {
+    type Target = Inventory;
 
-    /// The id of a canonical name.
-    #[must_use]
-    pub fn find(&self, name: &str) -> Option<ParamId> {
-        self.by_name.get(name).copied()
-    }
-
-    /// Every id in order.
-    pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
-        (0..self.parameters.len() as u32).map(ParamId)
+    fn deref(&self) -> &Inventory {
+        &self.inventory
     }
 }
 

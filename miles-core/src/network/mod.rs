@@ -12,12 +12,14 @@
 
 mod build;
 mod forward;
+mod inventory;
 mod layers;
 mod operations;
 mod parameter;
 
 pub use build::Network;
 pub use forward::{forward, logits};
+pub use inventory::Inventory;
 pub use layers::{Attention, Expert, GroupedAttention, Layer, Linear, LinearOutput, MlaAttention, Mlp, Moe, QueryPath};
 pub use operations::{AttentionShape, HeadColumns, Operations, RopeShape};
 pub use parameter::{ParamId, Parameter, Role};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::PartitionPlan;
 use crate::digest::Digest;
 use crate::format::{FormatError, FormatId, Partition};
-use crate::network::{Network, ParamId};
+use crate::network::{Inventory, ParamId};
 use crate::tensor::Dtype;
 
 /// Format of one tensor in a policy. In text `bf16`, `f16` and `f32` are dense, every other name is a format's.
@@ -90,7 +90,7 @@ pub struct PrecisionEntry {
     pub rule: String,
 }
 
-/// The decision for every tensor of a network.
+/// The decision for every tensor of an inventory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrecisionMap {
     recipe: String,
@@ -100,14 +100,19 @@ pub struct PrecisionMap {
 }
 
 impl PrecisionMap {
-    /// Seals one entry per parameter of `network`, in [`ParamId`] order.
+    /// Seals one entry per parameter of `inventory`, in [`ParamId`] order.
     ///
     /// The digest covers, per tensor sorted by name, its name, shape, format and backward mode, then the plan where it
     /// cuts anything; not the rule's wording.
     #[must_use]
-    pub(crate) fn seal(recipe: String, network: &Network, entries: Vec<PrecisionEntry>, plan: PartitionPlan) -> Self {
-        debug_assert_eq!(entries.len(), network.parameters.len());
-        let mut lines: Vec<String> = network
+    pub(crate) fn seal(
+        recipe: String,
+        inventory: &Inventory,
+        entries: Vec<PrecisionEntry>,
+        plan: PartitionPlan,
+    ) -> Self {
+        debug_assert_eq!(entries.len(), inventory.parameters.len());
+        let mut lines: Vec<String> = inventory
             .parameters
             .iter()
             .zip(&entries)
@@ -150,13 +155,13 @@ impl PrecisionMap {
         self.plan
     }
 
-    /// The cut of one parameter of `network`, which the map is of: [`Partition::WHOLE`] for everything but a quantized
+    /// The cut of one parameter of `inventory`, which the map is of: [`Partition::WHOLE`] for everything but a quantized
     /// matrix of a routed expert.
     #[must_use]
-    pub fn partition(&self, network: &Network, id: ParamId) -> Partition {
+    pub fn partition(&self, inventory: &Inventory, id: ParamId) -> Partition {
         match self.entry(id).format {
             TensorFormat::Dense(_) => Partition::WHOLE,
-            TensorFormat::Quantized(_) => self.plan.partition(network.parameter(id).role),
+            TensorFormat::Quantized(_) => self.plan.partition(inventory.parameter(id).role),
         }
     }
 

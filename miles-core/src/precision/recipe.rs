@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BackwardMode, Layers, PrecisionError, Rule, TensorFormat};
 use crate::format::FormatId;
-use crate::network::{Network, Role};
+use crate::network::{Inventory, Role};
 use crate::registry::nearest;
 use crate::tensor::Dtype;
 
@@ -115,7 +115,7 @@ impl Recipe {
 
     /// The rules, first match wins; the last one matches everything.
     #[must_use]
-    pub fn rules(self, network: &Network) -> Vec<Rule> {
+    pub fn rules(self, inventory: &Inventory) -> Vec<Rule> {
         let mut rules = vec![
             Rule::roles(&[Role::RouterBias], TensorFormat::Dense(Dtype::F32)),
             Rule::roles(&[Role::Embedding, Role::Head, Role::Norm, Role::Bias, Role::Router], BF16),
@@ -126,7 +126,7 @@ impl Recipe {
             rules.push(Rule::roles(&[Role::SharedGate, Role::SharedUp, Role::SharedDown], BF16));
             rules.push(Rule::roles(&[Role::MlaQUp, Role::MlaKvUp], BF16));
             rules.push(Rule::layers(tail, BF16));
-            rules.push(Rule::roles(&self.quantized_roles(network), quantized));
+            rules.push(Rule::roles(&self.quantized_roles(inventory), quantized));
         }
         rules.push(Rule::layers(Layers::All, BF16));
         rules
@@ -134,28 +134,28 @@ impl Recipe {
 
     /// What a person should know about this recipe on this model and may not expect.
     #[must_use]
-    pub fn notes(self, network: &Network) -> Vec<String> {
+    pub fn notes(self, inventory: &Inventory) -> Vec<String> {
         let Some(format) = self.format() else {
             return Vec::new();
         };
         let mut notes = Vec::new();
-        if self.takes_experts_only() && !network.config.has_routed_experts() {
+        if self.takes_experts_only() && !inventory.has_routed_experts() {
             notes.push(format!("{self}: the model has no routed experts, so its MLP matrices are {format} instead"));
         }
-        let layers = network.config.layer_count();
-        let rules = self.rules(network);
+        let layers = inventory.layer_count();
+        let rules = self.rules(inventory);
         let is_quantized = |parameter| {
             let rule = rules.iter().find(|rule| rule.matches(parameter, layers));
             rule.is_some_and(|rule| matches!(rule.format, TensorFormat::Quantized(_)))
         };
-        if !network.parameters.iter().any(is_quantized) {
+        if !inventory.parameters.iter().any(is_quantized) {
             notes.push(format!("{self}: every layer of this model stays in BF16, so nothing is {format}"));
         }
         notes
     }
 
-    fn quantized_roles(self, network: &Network) -> Vec<Role> {
-        match (self.takes_experts_only(), network.config.has_routed_experts()) {
+    fn quantized_roles(self, inventory: &Inventory) -> Vec<Role> {
+        match (self.takes_experts_only(), inventory.has_routed_experts()) {
             (true, true) => ROUTED_EXPERTS.to_vec(),
             (true, false) => DENSE_MLP.to_vec(),
             (false, _) => [ATTENTION.as_slice(), &DENSE_MLP, &ROUTED_EXPERTS].concat(),

@@ -2,10 +2,10 @@
 
 use super::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
 use crate::format::{Axis, FormatError, FormatId, FormatRule, QuantizeSpec, builtin_rule, builtin_rules};
-use crate::network::{Network, Parameter, Role};
+use crate::network::{Inventory, Parameter, Role};
 use crate::registry;
 
-/// Decides every tensor of a network: the first match among `overrides`, then among the recipe's rules.
+/// Decides every tensor of an inventory (a network has one): the first match among `overrides`, then among the recipe's rules.
 ///
 /// An override may name a built-in format or a registered one; [`resolve_with`] also takes formats as values and a plan
 /// that cuts the routed experts, which are whole here.
@@ -13,32 +13,32 @@ use crate::registry;
 /// # Errors
 /// [`PrecisionError`] when an override decides nothing, names an unknown format, gives a format to a tensor that cannot
 /// have it, or would split a gate/up pair.
-pub fn resolve(network: &Network, recipe: Recipe, overrides: &[Rule]) -> Result<PrecisionMap, PrecisionError> {
-    resolve_with(network, recipe, overrides, &[], PartitionPlan::WHOLE)
+pub fn resolve(inventory: &Inventory, recipe: Recipe, overrides: &[Rule]) -> Result<PrecisionMap, PrecisionError> {
+    resolve_with(inventory, recipe, overrides, &[], PartitionPlan::WHOLE)
 }
 
 /// As [`resolve`], with more formats to choose from, and with routed experts cut by `plan`.
 ///
 /// # Errors
-/// As [`resolve`]; also when the plan cuts experts and the network has none, or does not cut each of their quantized
+/// As [`resolve`]; also when the plan cuts experts and there are none, or does not cut each of their quantized
 /// matrices into equal shards of whole blocks.
 pub fn resolve_with(
-    network: &Network,
+    inventory: &Inventory,
     recipe: Recipe,
     overrides: &[Rule],
     formats: &[&dyn FormatRule],
     plan: PartitionPlan,
 ) -> Result<PrecisionMap, PrecisionError> {
     overrides.iter().try_for_each(Rule::check)?;
-    if !plan.is_whole() && network.parameters.iter().all(|parameter| parameter.expert.is_none()) {
+    if !plan.is_whole() && inventory.parameters.iter().all(|parameter| parameter.expert.is_none()) {
         return Err(PrecisionError::NothingToCut { plan });
     }
-    let layers = network.config.layer_count();
-    let recipe_rules = recipe.rules(network);
+    let layers = inventory.layer_count();
+    let recipe_rules = recipe.rules(inventory);
     let rules: Vec<&Rule> = overrides.iter().chain(&recipe_rules).collect();
     let mut decided = vec![false; rules.len()];
-    let mut entries = Vec::with_capacity(network.parameters.len());
-    for parameter in &network.parameters {
+    let mut entries = Vec::with_capacity(inventory.parameters.len());
+    for parameter in &inventory.parameters {
         // The recipe's last rule matches everything.
         let index = rules.iter().position(|rule| rule.matches(parameter, layers)).unwrap_or(rules.len() - 1);
         decided[index] = true;
@@ -56,8 +56,8 @@ pub fn resolve_with(
     if let Some(rule) = overrides.iter().zip(&decided).find_map(|(rule, decided)| (!decided).then_some(rule)) {
         return Err(PrecisionError::RuleWithoutEffect { rule: rule.to_string() });
     }
-    check_pairs(network, &entries)?;
-    Ok(PrecisionMap::seal(recipe.name().to_owned(), network, entries, plan))
+    check_pairs(inventory, &entries)?;
+    Ok(PrecisionMap::seal(recipe.name().to_owned(), inventory, entries, plan))
 }
 
 /// A format's arithmetic: passed in, or made from its registered name.
@@ -148,16 +148,16 @@ fn unknown_format(format: &FormatId, rule: &Rule, formats: &[&dyn FormatRule]) -
     PrecisionError::UnknownFormat { rule: rule.to_string(), format: format.to_string(), known }
 }
 
-fn check_pairs(network: &Network, entries: &[PrecisionEntry]) -> Result<(), PrecisionError> {
+fn check_pairs(inventory: &Inventory, entries: &[PrecisionEntry]) -> Result<(), PrecisionError> {
     let decision = |entry: &PrecisionEntry| format!("{} ({})", entry.format, entry.backward.name());
-    for (parameter, entry) in network.parameters.iter().zip(entries) {
+    for (parameter, entry) in inventory.parameters.iter().zip(entries) {
         let Some(other) = parameter.pair else { continue };
         let other_entry = &entries[other.index()];
         if (&entry.format, entry.backward) != (&other_entry.format, other_entry.backward) {
             return Err(PrecisionError::PairSplit {
                 gate: parameter.name.clone(),
                 gate_decision: decision(entry),
-                up: network.parameter(other).name.clone(),
+                up: inventory.parameter(other).name.clone(),
                 up_decision: decision(other_entry),
             });
         }

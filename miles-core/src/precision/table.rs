@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{PartitionPlan, PrecisionMap, TensorFormat};
 use crate::format::{QuantizeSpec, ScaleKind, builtin_rule};
-use crate::network::{Network, Parameter};
+use crate::network::{Inventory, Parameter};
 
 /// A precision map, grouped by role and decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct PrecisionTable {
     pub plan: PartitionPlan,
     /// Digest of the map.
     pub digest: String,
-    /// Rows in the order in which their first tensor appears in the network.
+    /// Rows in the order in which their first tensor appears in the inventory.
     pub rows: Vec<TableRow>,
 }
 
@@ -44,11 +44,11 @@ pub struct TableRow {
 }
 
 impl PrecisionTable {
-    /// Groups a map over its network.
+    /// Groups a map over its inventory.
     #[must_use]
-    pub fn new(network: &Network, map: &PrecisionMap) -> Self {
+    pub fn new(inventory: &Inventory, map: &PrecisionMap) -> Self {
         let mut groups: BTreeMap<(&str, String, &str, &str), Group> = BTreeMap::new();
-        for (index, (parameter, entry)) in network.parameters.iter().zip(map.entries()).enumerate() {
+        for (index, (parameter, entry)) in inventory.parameters.iter().zip(map.entries()).enumerate() {
             let key = (parameter.role.name(), entry.format.to_string(), entry.backward.name(), entry.rule.as_str());
             let group = groups.entry(key).or_insert_with(|| Group::starting_at(index));
             group.layers.extend(parameter.layer);
