@@ -25,7 +25,8 @@ use miles_backend_cpu_ref::CpuRef;
 use miles_core::checkpoint::Checkpoint;
 use miles_core::plugin::{
     ActivationDtype, AdamW, Backend, BatchTotals, CancelToken, EngineOptions, GenerateRequest, Loss, LossInput,
-    LossTerms, PromptRequest, RolloutEngine, Sampling, TrainBatch, TrainSample, TrainerInputs, TrainerOptions,
+    LossTerms, MasterDtype, PromptRequest, RolloutEngine, Sampling, TrainBatch, TrainSample, TrainerInputs,
+    TrainerOptions,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, quantize_policy};
 use miles_core::precision::{PrecisionMap, Recipe, resolve};
@@ -143,6 +144,8 @@ fn train_rate(
             max_grad_norm: Some(1.0),
             micro_batch_tokens: samples * tokens,
             train_router: true,
+            masters: MasterDtype::F32,
+            seed: 0,
             threads: None,
         },
         scratch: None,

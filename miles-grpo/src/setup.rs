@@ -135,6 +135,13 @@ fn notes(checkpoint: &Checkpoint, map: &PrecisionMap, plan: &Plan, backend: &Bac
     if !backend.capabilities.activations.contains(&activations) {
         return Err(unsupported(format!("{activations:?} activations"), "it does not declare this activation type"));
     }
+    let masters = plan.train.masters;
+    if !backend.capabilities.masters.contains(&masters) {
+        return Err(unsupported(
+            format!("{masters:?} master weights"),
+            "it does not declare this number type of masters",
+        ));
+    }
     let mut formats: Vec<&FormatId> = Vec::new();
     for entry in map.entries() {
         if let TensorFormat::Quantized(format) = &entry.format
@@ -216,6 +223,8 @@ fn trainer(
             max_grad_norm: train.max_grad_norm,
             micro_batch_tokens: train.micro_batch_tokens,
             train_router: train.train_router,
+            masters: train.masters,
+            seed: plan.run.seed,
             threads: plan.run.threads,
         },
         scratch: Some(out.scratch()),

@@ -1,7 +1,7 @@
 //! The trainer: forward, backward and optimizer, explicit per operation.
 //!
 //! ```text
-//! masters (F32) --publish--> snapshot --> packed weights
+//! masters --publish--> snapshot --> packed weights
 //!                               |              |
 //! batch --micro_batches--> Packed --Tape--> hidden --ScoringHead--> logprobs --Loss--> gradients --AdamW--> masters
 //! ```
@@ -82,9 +82,10 @@ impl CpuTrainer {
             None => context,
             Some(threads) => context.with_threads(threads)?,
         };
-        let optimizer = Optimizer::new(inputs.options.optimizer.clone(), &inputs.network, inputs.options.train_router);
+        let options = &inputs.options;
+        let optimizer = Optimizer::new(options.optimizer.clone(), &inputs.network, options.train_router, options.seed);
         Ok(CpuTrainer {
-            masters: Masters::load(&inputs.network, inputs.weights)?,
+            masters: Masters::load(&inputs.network, inputs.weights, options.masters)?,
             optimizer,
             context,
             network: inputs.network,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{ActivationDtype, Quantizer, RolloutEngine, Trainer, TrainerOptions};
+use super::{ActivationDtype, MasterDtype, Quantizer, RolloutEngine, Trainer, TrainerOptions};
 use crate::Result;
 use crate::format::FormatId;
 use crate::network::Network;
@@ -28,6 +28,8 @@ pub struct Capabilities {
     pub formats: Vec<(FormatId, Support)>,
     /// Activation types.
     pub activations: Vec<ActivationDtype>,
+    /// Number types of master weights.
+    pub masters: Vec<MasterDtype>,
     /// Whether a row's result is the same bits for every batch.
     pub batch_invariant: bool,
 }

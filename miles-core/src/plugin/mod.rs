@@ -40,6 +40,6 @@ pub use rollout::{
 };
 pub use scheduler::{Schedule, ScheduleView, Scheduler};
 pub use trainer::{
-    ActivationDtype, AdamW, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer, TrainerOptions,
-    UpdateReport,
+    ActivationDtype, AdamW, MasterDtype, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer,
+    TrainerOptions, UpdateReport,
 };

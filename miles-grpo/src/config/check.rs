@@ -300,6 +300,7 @@ fn assemble(
             micro_batch_tokens: train.micro_batch_tokens,
             mini_batches: train.mini_batches,
             train_router: train.train_router,
+            masters: train.masters,
         },
         checkpoint: CheckpointPlan {
             every: (config.checkpoint.every > 0).then_some(config.checkpoint.every),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use miles_core::plugin::{ActivationDtype, AdamW, Sampling};
+use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, Sampling};
 use miles_core::precision::{PartitionPlan, Recipe, Rule};
 use serde_json::Value;
 
@@ -177,6 +177,8 @@ pub struct TrainPlan {
     pub mini_batches: usize,
     /// Whether routers are trained.
     pub train_router: bool,
+    /// Number type of the master weights.
+    pub masters: MasterDtype,
 }
 
 /// Held-out evaluation.

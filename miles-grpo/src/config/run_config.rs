@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use miles_core::plugin::ActivationDtype;
+use miles_core::plugin::{ActivationDtype, MasterDtype};
 use miles_core::precision::{PartitionAxis, Rule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -214,6 +214,8 @@ section!(
         mini_batches: usize = 1,
         /// Whether routers are trained.
         train_router: bool = true,
+        /// Number type of the master weights: `f32`, or `bf16`, half as large, whose updates are rounded stochastically.
+        masters: MasterDtype = MasterDtype::F32,
     }
 );
 

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use miles_core::format::{FormatId, QuantizeSpec, QuantizedTensor, Source};
-use miles_core::plugin::{ActivationDtype, Backend, Capabilities, Quantizer, Support, TrainSample};
+use miles_core::plugin::{ActivationDtype, Backend, Capabilities, MasterDtype, Quantizer, Support, TrainSample};
 use miles_core::{Error, Result};
 
 use engine::FakeEngine;
@@ -37,6 +37,7 @@ pub fn backend(probe: &Probe) -> Backend {
         capabilities: Capabilities {
             formats: vec![(FormatId::mxfp8(), Support::Unsupported)],
             activations: vec![ActivationDtype::Bf16],
+            masters: vec![MasterDtype::F32],
             batch_invariant: true,
         },
         quantizer: Arc::new(NoQuantizer),
