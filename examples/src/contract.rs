@@ -9,7 +9,9 @@ use futures_lite::future::block_on;
 use miles_core::checkpoint::{Checkpoint, WriteOptions, write_checkpoint};
 use miles_core::digest::Digest;
 use miles_core::network::ParamId;
-use miles_core::plugin::{ActivationDtype, AdamW, Backend, EngineOptions, Trainer, TrainerInputs, TrainerOptions};
+use miles_core::plugin::{
+    ActivationDtype, AdamW, Backend, EngineOptions, PublicationMode, Trainer, TrainerInputs, TrainerOptions,
+};
 use miles_core::policy::{
     Comparison, HandedOff, Ledger, MemoryStore, PolicyContext, PolicyStore, PolicyTensor, PolicyVersion, Snapshot,
     compare_hand_off, quantize_policy,
@@ -110,6 +112,7 @@ pub fn engine_options(checkpoint: &Checkpoint) -> EngineOptions {
         context_tokens: checkpoint.network().config.context_tokens,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     }
 }
 

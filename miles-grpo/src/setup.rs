@@ -135,6 +135,7 @@ fn notes(checkpoint: &Checkpoint, map: &PrecisionMap, plan: &Plan, backend: &Bac
     if !backend.capabilities.activations.contains(&activations) {
         return Err(unsupported(format!("{activations:?} activations"), "it does not declare this activation type"));
     }
+    backend.capabilities.check_publication(&backend.name, plan.rollout.publication)?;
     let mut formats: Vec<&FormatId> = Vec::new();
     for entry in map.entries() {
         if let TensorFormat::Quantized(format) = &entry.format
@@ -194,6 +195,7 @@ fn engine(
         context_tokens: plan.model.context_tokens,
         threads: plan.run.threads,
         partition: map.plan(),
+        publication: plan.rollout.publication,
     })?)
 }
 
