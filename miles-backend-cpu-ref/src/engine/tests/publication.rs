@@ -205,7 +205,7 @@ fn o11_a_forward_over_the_keys_of_another_policy_is_refused() {
 #[test]
 fn versions_grow_within_a_completion() {
     let versions: Vec<_> = (0..4).map(|number| version("llama-tied", Recipe::Bf16, number)).collect();
-    let at: Vec<_> = [4, 14, 24].into_iter().zip(versions[1..].iter().cloned()).collect();
+    let at: Vec<_> = [4, 9, 14].into_iter().zip(versions[1..].iter().cloned()).collect();
     let engine = running(&versions[0], PublicationMode::Continue, Setup { max_running: 2, ..tight() });
     let rollout = generate_while_loading(&engine, &request(1.0, 12), &at, None);
     let first = versions_of(completions(&rollout)[0]);
