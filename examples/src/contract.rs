@@ -10,7 +10,8 @@ use miles_core::checkpoint::{Checkpoint, WriteOptions, write_checkpoint};
 use miles_core::digest::Digest;
 use miles_core::network::ParamId;
 use miles_core::plugin::{
-    ActivationDtype, AdamW, Backend, EngineOptions, MasterDtype, Trainer, TrainerInputs, TrainerOptions,
+    ActivationDtype, AdamW, Backend, EngineOptions, MasterDtype, PublicationMode, Trainer, TrainerInputs,
+    TrainerOptions,
 };
 use miles_core::policy::{
     Comparison, HandedOff, Ledger, MemoryStore, PolicyContext, PolicyStore, PolicyTensor, PolicyVersion, Snapshot,
@@ -114,6 +115,7 @@ pub fn engine_options(checkpoint: &Checkpoint) -> EngineOptions {
         context_tokens: checkpoint.network().config.context_tokens,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     }
 }
 

@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use miles_core::format::{FormatId, FormatRule, nvfp4};
 use miles_core::plugin::{
-    ActivationDtype, Backend, Capabilities, EngineOptions, MasterDtype, Quantizer, RolloutEngine,
+    ActivationDtype, Backend, Capabilities, EngineOptions, MasterDtype, PublicationMode, Quantizer, RolloutEngine,
 };
 use miles_core::registry::RegistryError;
 use miles_core::{Result, register_backend};
@@ -102,6 +102,7 @@ impl CpuRef {
             activations: vec![ActivationDtype::Bf16, ActivationDtype::F32],
             masters: vec![MasterDtype::F32, MasterDtype::Bf16],
             batch_invariant: true,
+            publication: PublicationMode::ALL.to_vec(),
         };
         let context = Context::new(compute.clone(), quantizer.clone());
         let trainer_context = context.clone();

@@ -142,6 +142,7 @@ fn notes(checkpoint: &Checkpoint, map: &PrecisionMap, plan: &Plan, backend: &Bac
             "it does not declare this number type of masters",
         ));
     }
+    backend.capabilities.check_publication(&backend.name, plan.rollout.publication)?;
     let mut formats: Vec<&FormatId> = Vec::new();
     for entry in map.entries() {
         if let TensorFormat::Quantized(format) = &entry.format
@@ -201,6 +202,7 @@ fn engine(
         context_tokens: plan.model.context_tokens,
         threads: plan.run.threads,
         partition: map.plan(),
+        publication: plan.rollout.publication,
     })?)
 }
 

@@ -8,7 +8,7 @@ use miles_core::conformance::{
     rewards, rollout_engine_group, rollout_engines, schedulers, trainer_group, trainers,
 };
 use miles_core::format::FormatId;
-use miles_core::plugin::{Backend, Capabilities};
+use miles_core::plugin::{Backend, Capabilities, PublicationMode};
 use miles_core::policy::MemoryStore;
 use miles_core::precision::Recipe;
 use miles_grpo::advantage::{Centered, GroupNormalized};
@@ -138,6 +138,31 @@ fn what_is_not_declared_has_to_be_refused() {
             assert!(matches!(report.outcome(name), Some(Outcome::Failed { .. })), "{name}\n{report}");
         }
         assert!(matches!(report.require(), Err(ConformanceError::Failed { .. })));
+    }
+}
+
+/// A publication mode that is not declared has to be refused when an engine is made, with the typed error.
+#[test]
+fn a_publication_mode_that_is_not_declared_has_to_be_refused() {
+    let good = backend(2);
+    let capabilities = Capabilities { publication: vec![PublicationMode::Finish], ..good.capabilities.clone() };
+    let declared = capabilities.clone();
+    let make = Arc::clone(&good.engine);
+    let honest = Backend {
+        capabilities: capabilities.clone(),
+        engine: Arc::new(move |options| {
+            declared.check_publication("modest", options.publication)?;
+            make(options)
+        }),
+        ..good.clone()
+    };
+    let report = rollout_engine_group(&honest, "swaps");
+    required(&report);
+    let greedy = rollout_engine_group(&Backend { capabilities, ..good }, "swaps");
+    assert_eq!(report.outcome("swaps/finish"), Some(&Outcome::Passed), "{report}");
+    for case in ["swaps/continue", "swaps/abort-and-resubmit"] {
+        assert!(matches!(report.outcome(case), Some(Outcome::Unsupported { .. })), "{report}");
+        assert!(matches!(greedy.outcome(case), Some(Outcome::Failed { .. })), "{greedy}");
     }
 }
 

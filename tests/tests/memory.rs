@@ -11,7 +11,9 @@ use miles_backend_cpu_ref::CpuRef;
 use miles_core::checkpoint::{Checkpoint, Template, WriteOptions, write_values};
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::{Network, ParamId};
-use miles_core::plugin::{ActivationDtype, AdamW, EngineOptions, MasterDtype, TrainerInputs, TrainerOptions};
+use miles_core::plugin::{
+    ActivationDtype, AdamW, EngineOptions, MasterDtype, PublicationMode, TrainerInputs, TrainerOptions,
+};
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, WeightSource, quantize_policy};
 use miles_core::precision::{Recipe, resolve};
 use serde_json::json;
@@ -199,6 +201,7 @@ fn loading_holds_at_most_one_high_precision_copy_besides_the_result() {
             context_tokens: 128,
             threads: None,
             partition: map.plan(),
+            publication: PublicationMode::Finish,
         };
         let (_engine, delivery) = measured(|| {
             let engine = (backend.engine)(engine_options.clone()).unwrap();

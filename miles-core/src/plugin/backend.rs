@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{ActivationDtype, MasterDtype, Quantizer, RolloutEngine, Trainer, TrainerOptions};
+use super::{ActivationDtype, MasterDtype, PublicationMode, Quantizer, RolloutEngine, Trainer, TrainerOptions};
 use crate::Result;
 use crate::format::FormatId;
 use crate::network::Network;
 use crate::policy::WeightSource;
 use crate::precision::{PartitionPlan, PrecisionMap};
+use crate::{Error, Result};
 
 /// How a backend runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub struct Capabilities {
     pub masters: Vec<MasterDtype>,
     /// Whether a row's result is the same bits for every batch.
     pub batch_invariant: bool,
+    /// What its engines can do with requests that run while a version is loaded.
+    pub publication: Vec<PublicationMode>,
 }
 
 impl Capabilities {
@@ -39,6 +42,22 @@ impl Capabilities {
     #[must_use]
     pub fn format(&self, id: &FormatId) -> Support {
         self.formats.iter().find(|(known, _)| known == id).map_or(Support::Unsupported, |(_, support)| *support)
+    }
+
+    /// Refuses a publication mode that is not declared; `backend` is the name in the error.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check_publication(&self, backend: &str, mode: PublicationMode) -> Result<()> {
+        if self.publication.contains(&mode) {
+            return Ok(());
+        }
+        let declared: Vec<&str> = self.publication.iter().map(|mode| mode.name()).collect();
+        Err(Error::Unsupported {
+            operation: format!("publication mode `{mode}`"),
+            backend: backend.to_owned(),
+            why: format!("it declares {}", if declared.is_empty() { "none".to_owned() } else { declared.join(", ") }),
+        })
     }
 }
 
@@ -57,6 +76,9 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     /// How routed experts are cut: snapshots of another plan are refused.
     pub partition: PartitionPlan,
+    /// What becomes of requests that run while a version is loaded. An engine that cannot do it is not made:
+    /// [`Error::Unsupported`].
+    pub publication: PublicationMode,
 }
 
 /// What a trainer starts from.

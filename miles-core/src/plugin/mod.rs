@@ -20,24 +20,30 @@ pub use async_trait::async_trait;
 
 mod advantage;
 mod backend;
+mod cancel;
 mod loss;
 mod observer;
+mod publication;
 mod quantizer;
 mod reward;
 mod rollout;
+mod rollout_error;
 mod scheduler;
 mod trainer;
 
 pub use advantage::Advantage;
 pub use backend::{Backend, Capabilities, EngineFactory, EngineOptions, Support, TrainerFactory, TrainerInputs};
+pub use cancel::CancelToken;
 pub use loss::{BatchTotals, Loss, LossInput, LossTerms};
 pub use observer::{Event, Observer, StepRecord};
+pub use publication::PublicationMode;
 pub use quantizer::Quantizer;
 pub use reward::{Reward, RewardError, RewardInput};
 pub use rollout::{
-    CancelToken, Completion, CompletionGroup, FinishReason, GenerateRequest, PromptRequest, Rollout, RolloutEngine,
-    RolloutError, RolloutStats, Sampling,
+    Completion, CompletionGroup, FinishReason, GenerateRequest, PromptRequest, Rollout, RolloutEngine, RolloutStats,
+    Sampling,
 };
+pub use rollout_error::RolloutError;
 pub use scheduler::{Schedule, ScheduleView, Scheduler};
 pub use trainer::{
     ActivationDtype, AdamW, MasterDtype, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer,

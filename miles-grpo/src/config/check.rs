@@ -277,6 +277,7 @@ fn assemble(
             group_size: rollout.group_size,
             sampling,
             max_running: rollout.max_running,
+            publication: rollout.publication,
         },
         reward: named(&config.reward.name, &config.reward.options),
         on_reward_error,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, Sampling};
+use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, PublicationMode, Sampling};
 use miles_core::precision::{PartitionPlan, Recipe, Rule};
 use serde_json::Value;
 
@@ -140,6 +140,8 @@ pub struct RolloutPlan {
     pub sampling: Sampling,
     /// Completions that decode at the same time.
     pub max_running: usize,
+    /// What becomes of running completions when a version is published.
+    pub publication: PublicationMode,
 }
 
 /// A registered name and its options.

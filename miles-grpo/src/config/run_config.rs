@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use miles_core::plugin::{ActivationDtype, MasterDtype};
+use miles_core::plugin::{ActivationDtype, MasterDtype, PublicationMode};
 use miles_core::precision::{PartitionAxis, Rule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -144,6 +144,9 @@ section!(
         max_new_tokens: usize = 64,
         /// Completions that decode at the same time.
         max_running: usize = 64,
+        /// What becomes of running completions when a version is published: `finish` on the old one, `continue` on the
+        /// new one between two tokens, `abort-and-resubmit` their groups.
+        publication: PublicationMode = PublicationMode::Finish,
     }
 );
 
