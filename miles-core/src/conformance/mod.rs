@@ -62,4 +62,4 @@ pub use suite::{Failure, Suite, Verdict};
 pub use trainer::{TRAINER_GROUPS, TrainerSubject, trainer_group, trainers};
 
 #[cfg(test)]
-pub(crate) use wait::{wait, wait_within};
+pub(crate) use wait::wait;
