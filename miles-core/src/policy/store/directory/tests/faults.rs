@@ -42,6 +42,15 @@ impl FaultyFiles {
         self.0.lock().unwrap().journal.clone()
     }
 
+    /// Whether the fault has happened.
+    pub(super) fn hit(&self) -> bool {
+        let state = self.0.lock().unwrap();
+        match state.fault {
+            Fault::Never => false,
+            Fault::Once(at) | Fault::PowerCut(at) => state.asked > at,
+        }
+    }
+
     fn admit(&self) -> io::Result<()> {
         let mut state = self.0.lock().unwrap();
         let number = state.asked;
