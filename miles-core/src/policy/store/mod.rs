@@ -70,3 +70,24 @@ pub trait PolicyStore: Send + Sync {
     /// If storage fails.
     async fn newer_than(&self, version: Option<PolicyVersion>) -> Result<Arc<Snapshot>>;
 }
+
+/// A shared store is a store, so that wrappers go around one whose kind is decided while the program runs.
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<S: PolicyStore + ?Sized> PolicyStore for Arc<S> {
+    async fn publish(&self, snapshot: Arc<Snapshot>) -> Result<()> {
+        self.as_ref().publish(snapshot).await
+    }
+
+    async fn latest(&self) -> Result<Option<Arc<Snapshot>>> {
+        self.as_ref().latest().await
+    }
+
+    async fn version(&self, version: PolicyVersion) -> Result<Arc<Snapshot>> {
+        self.as_ref().version(version).await
+    }
+
+    async fn newer_than(&self, version: Option<PolicyVersion>) -> Result<Arc<Snapshot>> {
+        self.as_ref().newer_than(version).await
+    }
+}

@@ -11,6 +11,7 @@
 //! new name made durable, before its files are removed. So a folder called `version-...` is whole at every moment, also
 //! after a power cut. Unlike an exported checkpoint it keeps every format, variant, cut and scope to the bit.
 
+mod change;
 mod description;
 mod listing;
 mod parts;
@@ -22,7 +23,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
@@ -44,13 +44,15 @@ pub struct DirectoryOptions {
     pub keep_last: usize,
     /// Rules of formats that are neither built in nor registered.
     pub rules: Vec<Arc<dyn FormatRule>>,
+    /// Versions from this one on are removed at opening: a run that goes on from an earlier one makes them again.
+    pub resumed_at: Option<PolicyVersion>,
     /// The file operations of a publication.
     pub files: Arc<dyn Files>,
 }
 
 impl Default for DirectoryOptions {
     fn default() -> Self {
-        DirectoryOptions { keep_last: 2, rules: Vec::new(), files: Arc::new(StdFiles) }
+        DirectoryOptions { keep_last: 2, rules: Vec::new(), resumed_at: None, files: Arc::new(StdFiles) }
     }
 }
 
@@ -112,6 +114,12 @@ impl DirectoryStore {
         let held = store.held()?;
         if let Some(&newest) = held.last() {
             store.reader().describe(&store.folder(newest), newest)?;
+        }
+        let is_left_over = |version: &PolicyVersion| store.options.resumed_at.is_some_and(|first| *version >= first);
+        let (left_over, held): (Vec<_>, Vec<_>) = held.into_iter().partition(is_left_over);
+        // Newest first: whatever stops this leaves no gap.
+        left_over.iter().rev().try_for_each(|version| store.remove(&[*version]))?;
+        if let Some(&newest) = held.last() {
             store.announcement.announce(newest);
         }
         listing::remove_leftovers(&*store.options.files, &store.dir, held.last().copied())?;
@@ -173,58 +181,6 @@ impl DirectoryStore {
         self.lock().removal_failure.clone()
     }
 
-    fn check_newer(&self, published: PolicyVersion) -> Result<(), PolicyError> {
-        match listing::versions(&self.dir)?.last() {
-            Some(&newest) if published <= newest => Err(PolicyError::NotMonotonic { published, newest }),
-            _ => Ok(()),
-        }
-    }
-
-    fn begin(&self, version: PolicyVersion) {
-        let publication = &mut self.lock().publication;
-        *publication = (Some(version), publication.1 + 1);
-    }
-
-    fn place(&self, snapshot: &Snapshot) -> Result<(), PolicyError> {
-        let (version, files) = (snapshot.stamp().version, &*self.options.files);
-        let (staged, target) = (self.hidden(listing::STAGED, version), self.folder(version));
-        files.create_dir(&staged).map_err(io_error(&staged))?;
-        let written = write::write_version(files, &staged, snapshot)
-            .and_then(|()| files.rename(&staged, &target).map_err(io_error(&target)));
-        if let Err(error) = written {
-            // What cannot be removed now is a leftover for the next publication; the error to report is the first,
-            // unless another process was faster, which is then the cause.
-            let _ = files.remove_dir(&staged);
-            self.check_newer(version)?;
-            return Err(error.into());
-        }
-        files.sync_dir(&self.dir).map_err(|source| {
-            // The name is there, but may not be after a power cut: whoever was told that this failed must not find it.
-            let removed = self.hidden(listing::REMOVED, version);
-            let _ = files.rename(&target, &removed).and_then(|()| files.remove_dir(&removed));
-            io_error(&self.dir)(source).into()
-        })
-    }
-
-    /// Removes what is beyond the newest versions and not pinned, as long as `changing` is held.
-    fn trim(&self) -> Result<(), StoreError> {
-        let files = &*self.options.files;
-        let overdue = self.lock().retention.overdue(&listing::versions(&self.dir)?);
-        let mut removed = Vec::with_capacity(overdue.len());
-        for version in overdue {
-            let hidden = self.hidden(listing::REMOVED, version);
-            let folder = self.folder(version);
-            files.rename(&folder, &hidden).map_err(io_error(&folder))?;
-            self.lock().in_use.remove(&version);
-            removed.push(hidden);
-        }
-        if !removed.is_empty() {
-            // Before the files go: otherwise a power cut could bring back the old name of an empty folder.
-            files.sync_dir(&self.dir).map_err(io_error(&self.dir))?;
-        }
-        removed.iter().try_for_each(|hidden| files.remove_dir(hidden).map_err(io_error(hidden)))
-    }
-
     fn read(&self, version: PolicyVersion) -> Result<Arc<Snapshot>> {
         if let Some(snapshot) = self.lock().in_use.get(&version).and_then(Weak::upgrade) {
             return Ok(snapshot);
@@ -259,19 +215,6 @@ impl DirectoryStore {
 
     fn folder(&self, version: PolicyVersion) -> PathBuf {
         self.dir.join(listing::folder_name(version))
-    }
-
-    /// A name that nobody else uses: not another store of this process, nor one of another process, nor one that
-    /// ended and had the same number.
-    fn hidden(&self, prefix: &str, version: PolicyVersion) -> PathBuf {
-        let process = std::process::id();
-        loop {
-            let number = HIDDEN.fetch_add(1, Ordering::Relaxed);
-            let path = self.dir.join(format!("{prefix}{}-{process}-{number}", listing::folder_name(version)));
-            if path.symlink_metadata().is_err() {
-                return path;
-            }
-        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -329,6 +272,3 @@ impl PolicyStore for DirectoryStore {
 fn unknown(version: PolicyVersion, held: &[PolicyVersion]) -> PolicyError {
     PolicyError::UnknownVersion { version, held: held.iter().map(|version| version.0).collect() }
 }
-
-/// Numbers the hidden names of this process.
-static HIDDEN: AtomicU64 = AtomicU64::new(0);

@@ -8,6 +8,7 @@ mod power_cut;
 use std::fs;
 use std::path::Path;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::*;
@@ -175,6 +176,27 @@ fn the_newest_versions_and_the_pinned_ones_are_kept_on_disk() {
     assert_eq!(held(&store), [4, 5]);
     publish(&store, &dense(6)).unwrap();
     assert_eq!((held(&store), fs::read_dir(scratch.path()).unwrap().count()), (vec![6], 1));
+}
+
+/// A run that goes on from version 3 makes versions 3 and 4 again.
+#[test]
+fn versions_after_the_one_that_a_run_resumes_at_go_at_opening() {
+    let scratch = tempfile::tempdir().unwrap();
+    let like = dense(0);
+    let store = open(scratch.path(), &like, 4).unwrap();
+    (1..5).for_each(|version| publish(&store, &dense(version)).unwrap());
+    let resumed = |version| {
+        let resumed_at = Some(PolicyVersion(version));
+        let options = DirectoryOptions { keep_last: 4, resumed_at, ..DirectoryOptions::default() };
+        DirectoryStore::open(scratch.path(), Arc::clone(like.network()), Arc::clone(like.map()), options).unwrap()
+    };
+    assert_eq!(held(&resumed(5)), [1, 2, 3, 4]);
+    let store = resumed(3);
+    assert_eq!(held(&store), [1, 2]);
+    assert_same(&wait(store.newer_than(None)).unwrap(), &dense(2));
+    publish(&store, &dense(3)).unwrap();
+    assert_same(&newest(&store), &dense(3));
+    assert_eq!((held(&resumed(0)), fs::read_dir(scratch.path()).unwrap().count()), (vec![], 0));
 }
 
 #[test]

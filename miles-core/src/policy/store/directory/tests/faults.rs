@@ -13,8 +13,9 @@ pub(super) enum Fault {
     Never,
     /// This one fails, as if the disk were full.
     Once(usize),
-    /// This one and all that follow: the power is off, and nothing can clean up.
-    PowerCut(usize),
+    /// The second one and all that follow: the power is off, and nothing can clean up. Before that, the first one fails
+    /// alone.
+    PowerCut(Option<usize>, usize),
 }
 
 /// The real file system with a fault. Clones share it.
@@ -47,7 +48,7 @@ impl FaultyFiles {
         let state = self.0.lock().unwrap();
         match state.fault {
             Fault::Never => false,
-            Fault::Once(at) | Fault::PowerCut(at) => state.asked > at,
+            Fault::Once(at) | Fault::PowerCut(_, at) => state.asked > at,
         }
     }
 
@@ -56,8 +57,8 @@ impl FaultyFiles {
         let number = state.asked;
         state.asked += 1;
         match state.fault {
-            Fault::Once(at) if at == number => Err(io::ErrorKind::StorageFull.into()),
-            Fault::PowerCut(at) if at <= number => Err(io::Error::other("the power is off")),
+            Fault::PowerCut(_, at) if at <= number => Err(io::Error::other("the power is off")),
+            Fault::Once(at) | Fault::PowerCut(Some(at), _) if at == number => Err(io::ErrorKind::StorageFull.into()),
             _ => Ok(()),
         }
     }

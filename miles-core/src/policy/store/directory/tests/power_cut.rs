@@ -28,18 +28,17 @@ fn others(dir: &Path) -> Vec<String> {
 #[derive(Default)]
 struct Found {
     cuts: usize,
-    operations: BTreeSet<&'static str>,
-    /// Syncs of files and directories in a whole publication.
-    syncs: usize,
+    /// The operations of the whole publication.
+    journal: Vec<Operation>,
     /// Whether the publication had returned, and the newest version then.
     newest: BTreeSet<(bool, PolicyVersion)>,
 }
 
 /// Publishes version 2 over version 1, which goes; cuts the power at every operation of that, and opens again whatever a
 /// disk may then hold. The newest version has to be 1 or 2, and 2 once the publication has returned; every version that
-/// is there has to be whole to the bit; and the publication can be made again. Without the sync number `forgotten`, the
-/// disk never hears of it.
-fn cut_everywhere(forgotten: Option<usize>) -> Result<Found, String> {
+/// is there has to be whole to the bit; and the publication can be made again. The operation `failing` fails before; of the
+/// sync number `forgotten` the disk never hears.
+fn cut_everywhere(failing: Option<usize>, forgotten: Option<usize>) -> Result<Found, String> {
     let (old, new, next) = (dense(1), dense(2), dense(3));
     let mut all = Found::default();
     loop {
@@ -49,7 +48,7 @@ fn cut_everywhere(forgotten: Option<usize>) -> Result<Found, String> {
         let store = faulty(&dir, &files);
         publish(&store, &old).unwrap();
         let mut disk = Disk::of(&dir);
-        files.arm(Fault::PowerCut(all.cuts));
+        files.arm(Fault::PowerCut(failing, all.cuts));
         let returned = publish(&store, &new).is_ok();
         let (journal, mut syncs) = (files.journal(), 0);
         for operation in &journal {
@@ -67,8 +66,7 @@ fn cut_everywhere(forgotten: Option<usize>) -> Result<Found, String> {
             })?;
             all.newest.insert((returned, found));
         }
-        all.operations.extend(journal.iter().map(kind));
-        all.syncs = all.syncs.max(syncs);
+        all.journal = journal;
         if !files.hit() {
             return Ok(all);
         }
@@ -86,7 +84,8 @@ fn inspect(left: &Path, returned: bool, [old, new, next]: [&Arc<Snapshot>; 3]) -
     }
     for version in store.held().map_err(|error| error.to_string())? {
         let snapshot = if version == PolicyVersion(1) { old } else { new };
-        assert_same(&wait(store.version(version)).map_err(|error| error.to_string())?, snapshot);
+        let held = wait(store.version(version)).map_err(|error| error.to_string())?;
+        assert_same(&held, snapshot);
     }
     if version == PolicyVersion(1) {
         publish(&store, new).map_err(|error| error.to_string())?;
@@ -99,22 +98,37 @@ fn inspect(left: &Path, returned: bool, [old, new, next]: [&Arc<Snapshot>; 3]) -
 
 #[test]
 fn a_power_cut_never_leaves_a_readable_torn_version() {
-    let found = cut_everywhere(None).unwrap_or_else(|why| panic!("{why}"));
+    let found = cut_everywhere(None, None).unwrap_or_else(|why| panic!("{why}"));
     // Two files of several writes, two syncs of files, and each other operation.
-    assert!(found.cuts > 15 && found.operations.len() == 7, "{} cuts, {:?}", found.cuts, found.operations);
+    let operations: BTreeSet<&str> = found.journal.iter().map(kind).collect();
+    assert!(found.cuts > 15 && operations.len() == 7, "{} cuts, {operations:?}", found.cuts);
     let [old, new] = [1, 2].map(PolicyVersion);
     assert_eq!(found.newest, BTreeSet::from([(false, old), (false, new), (true, new)]));
+}
+
+/// First an operation fails, then the power, while the store takes back what it did.
+#[test]
+fn a_power_cut_after_an_error_leaves_no_torn_version_either() {
+    let whole = cut_everywhere(None, None).unwrap_or_else(|why| panic!("{why}"));
+    let places = whole.journal.iter().enumerate().filter(|(_, operation)| kind(operation) != "write");
+    for (failing, operation) in places {
+        let found = cut_everywhere(Some(failing), None);
+        found.unwrap_or_else(|why| panic!("{} fails, then: {why}", kind(operation)));
+    }
 }
 
 /// The model of the disk can tell: each of the syncs left out alone is found out.
 #[test]
 fn every_sync_of_a_publication_is_needed() {
-    let syncs = 5;
-    for forgotten in 0..syncs {
-        let why = cut_everywhere(Some(forgotten)).err();
-        assert!(why.is_some(), "sync {forgotten} is not missed");
+    let whole = cut_everywhere(None, None).unwrap_or_else(|why| panic!("{why}"));
+    let is_sync = |operation: &Operation| matches!(operation, Operation::Sync(_) | Operation::SyncDir(_));
+    let syncs: Vec<usize> = (0..whole.journal.len()).filter(|at| is_sync(&whole.journal[*at])).collect();
+    assert_eq!(syncs.len(), 5);
+    for forgotten in 0..syncs.len() {
+        assert!(cut_everywhere(None, Some(forgotten)).is_err(), "sync {forgotten} is not missed");
     }
-    assert_eq!(cut_everywhere(Some(syncs)).map(|found| found.syncs), Ok(syncs));
+    // The fourth makes the new name durable; where it fails, the sync that takes the name back comes in its place.
+    assert!(cut_everywhere(Some(syncs[3]), Some(3)).is_err(), "the sync after a failed one is not missed");
 }
 
 fn kind(operation: &Operation) -> &'static str {
