@@ -19,6 +19,7 @@ pub mod limits;
 mod names;
 mod packed;
 mod plan;
+pub(crate) mod raw;
 mod reader;
 mod sidecar;
 mod staging;

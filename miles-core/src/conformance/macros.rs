@@ -37,7 +37,7 @@ macro_rules! conformance_tests {
     };
     (policy_store $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, policy_store_group, POLICY_STORE_GROUPS, [
-            reading, publishing, concurrency
+            reading, publishing, concurrency, subscription
         ] }
     };
     (rollout_engine: $subject:expr) => {

@@ -3,7 +3,7 @@
 //! | trait | who implements it | required methods |
 //! |---|---|---|
 //! | [`Quantizer`] | a backend | 4 |
-//! | [`crate::policy::PolicyStore`] | a place where versions live | 3 |
+//! | [`crate::policy::PolicyStore`] | a place where versions live | 4 |
 //! | [`RolloutEngine`] | a backend, or a client of a remote server | 3 |
 //! | [`Trainer`] | a backend | 5 |
 //! | [`Reward`] | a task | 1 |

@@ -53,6 +53,8 @@ pub struct RunConfig {
     pub train: TrainSection,
     /// `[eval]`
     pub eval: EvalSection,
+    /// `[store]`
+    pub store: StoreSection,
     /// `[checkpoint]`
     pub checkpoint: CheckpointSection,
     /// `[export]`
@@ -235,6 +237,20 @@ section!(
 );
 
 section!(
+    /// `[store]`: where policy versions live while the run goes on. A store passed as a value is used instead.
+    StoreSection {
+        /// `memory`, or `directory`: one folder per version in `versions/` of the output directory.
+        kind: StoreKind = StoreKind::Memory,
+        /// Newest versions kept.
+        keep_last: usize = 2,
+        /// Whether every digest is computed again when a version is published and when it is read.
+        verified: bool = false,
+        /// Changed bytes that a publication takes in a second; left out, as many as there are.
+        bytes_per_second: Option<u64> = None,
+    }
+);
+
+section!(
     /// `[checkpoint]`: saving for resume.
     CheckpointSection {
         /// Steps between checkpoints (0: only when interrupted and, with `at_end`, at the end).
@@ -266,6 +282,16 @@ pub enum ExistingOutput {
     Resume,
     /// Delete what the old run left and start from the beginning.
     Overwrite,
+}
+
+/// Where policy versions live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// In memory.
+    Memory,
+    /// In a directory.
+    Directory,
 }
 
 /// Course of the learning rate after warm-up.
