@@ -145,36 +145,32 @@ fn several_tensors_give_the_bytes_or_the_error_of_the_rule() {
     assert_agrees_with_the_rules(&[up, wider], "other widths");
 }
 
-/// Two halves and four quarters, along the rows and along the columns.
-fn cuts() -> impl Iterator<Item = Partition> {
-    let cut = |cut| [2, 4].map(|shards| Partition::new(cut, shards).unwrap());
-    [Cut::Rows, Cut::Cols].into_iter().flat_map(cut)
+fn halves(cut: Cut) -> Partition {
+    Partition::new(cut, 2).unwrap()
 }
 
 #[test]
 fn cut_tensors_and_single_shards_give_the_bytes_or_the_error_of_the_rule() {
-    // Several bands whose ends are not those of the shards, and shards of whole tiles of 128 in two of the cuts.
+    // Two bands that end at 256 rows, and shards of whole tiles of 128.
     let (rows, cols) = (512, 256);
     let wide = values(rows, cols);
     let source = Source::new(&wide, rows, cols, SourceDtype::F32, Some("w")).unwrap();
-    for partition in cuts() {
-        let cut = |partition| specs().into_iter().map(|spec| spec.with_partition(partition)).collect();
-        assert_agrees_on(cut(partition), &[source], "cut");
-        let shard = partition.shard(1).unwrap();
-        let (of_rows, _) = Partition::new(Cut::Rows, partition.shards()).unwrap().range(1, rows, cols);
-        assert_agrees_on(cut(shard), &[source.row_range(of_rows)], "a shard");
+    for (partition, small_rows) in [(Cut::Rows, 128), (Cut::Cols, 64)].map(|(cut, rows)| (halves(cut), rows)) {
+        let with = |partition| specs().into_iter().map(|spec| spec.with_partition(partition)).collect();
+        assert_agrees_on(with(partition), &[source], "cut");
+        assert_agrees_on(with(partition.shard(1).unwrap()), &[source.row_range(0..small_rows)], "a shard");
     }
 }
 
 #[test]
 fn a_cut_tensor_holds_the_shards_that_the_rule_makes_of_each_slice() {
-    let (rows, cols) = (512, 256);
-    // Each quarter has magnitudes of its own, so that an outer scale of the whole would show.
-    let scaled = |(index, x): (usize, f32)| x * (1 + index / cols / 128 * 3 + index % cols / 64 * 5) as f32;
+    let (rows, cols) = (384, 512);
+    // Each shard has magnitudes of its own, so that an outer scale of the whole would show.
+    let scaled = |(index, x): (usize, f32)| x * (1 + index / cols / 128 * 3 + index % cols / 128 * 5) as f32;
     let wide: Vec<f32> = values(rows, cols).into_iter().enumerate().map(scaled).collect();
     let source = Source::new(&wide, rows, cols, SourceDtype::F32, Some("w")).unwrap();
     let mut compared = 0;
-    for partition in cuts() {
+    for partition in [halves(Cut::Cols), Partition::new(Cut::Rows, 3).unwrap()] {
         for spec in specs().into_iter().filter(|spec| spec.axis == Axis::Row) {
             let (rule, spec) = (builtin_rule(&spec.format).unwrap(), spec.with_partition(partition));
             let apart = (0..partition.shards()).map(|shard| shards::quantize_shard(rule, &source, &spec, shard));
@@ -191,7 +187,7 @@ fn a_cut_tensor_holds_the_shards_that_the_rule_makes_of_each_slice() {
             compared += 1;
         }
     }
-    assert!(compared > 100, "only {compared} specs can be cut");
+    assert!(compared > 50, "only {compared} specs can be cut");
 }
 
 #[test]
