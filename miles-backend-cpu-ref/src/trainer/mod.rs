@@ -44,7 +44,7 @@ pub use tape::{Node, Tape, Tracked, TrackedRouting};
 use counts::ActivationCounts;
 
 use crate::ops::linear_backward::check_backward_mode;
-use crate::ops::weights::refuse_scales_of_shards;
+use crate::ops::weights::refuse_scales;
 use crate::ops::{Context, Forward, PolicyWeights};
 
 /// The CPU trainer of one policy.
@@ -244,5 +244,5 @@ fn check_cut(inputs: &TrainerInputs<'_>, id: ParamId, format: &FormatId) -> Resu
     let (rows, cols) = parameter.rows_cols();
     let spec = QuantizeSpec::weight(format.clone()).with_partition(partition);
     let layout = rule.layout(rows, cols, &spec)?;
-    refuse_scales_of_shards(&parameter.name, (rows, cols), spec, &layout)
+    refuse_scales(&parameter.name, (rows, cols), spec, &layout)
 }
