@@ -98,7 +98,7 @@ fn missing(outline: &Outline, groups: &[Group], present: &Present) -> Vec<(&'sta
 
 /// Tensors of a part that its alternative does not have, sorted.
 fn foreign(part: &Part, groups: &[Group], present: &Present) -> Vec<(&'static str, Option<usize>)> {
-    let has = |groups: &[Group], name| groups.iter().any(|rows| rows.iter().any(|row| row.name == *name));
+    let has = |groups: &[Group], name: &str| groups.iter().any(|rows| rows.iter().any(|row| row.name == name));
     let is_foreign = |(name, _): &&(&'static str, Option<usize>)| {
         !has(groups, name) && part.alternatives.iter().any(|other| has(other, name))
     };
