@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::format::QuantizedTensor;
+use crate::format::{Partition, QuantizedTensor};
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId};
 use crate::number::e4m3;
@@ -126,6 +126,7 @@ impl Checkpoint {
         let entry = |id| PrecisionEntry {
             format: self.stored_format(id),
             backward: BackwardMode::HighPrecision,
+            partition: Partition::WHOLE,
             rule: "as stored".to_owned(),
         };
         let entries = self.network.ids().map(entry).collect();

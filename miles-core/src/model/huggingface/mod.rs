@@ -9,8 +9,8 @@
 
 mod eos;
 mod families;
-mod keys;
-mod quantization;
+pub(crate) mod keys;
+pub(crate) mod quantization;
 mod rope;
 
 pub use quantization::StoredLayout;
@@ -148,7 +148,7 @@ fn architecture(keys: Keys<'_>, path: &Path) -> Result<Architecture, ModelError>
     })
 }
 
-fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let bytes = File::open(path).and_then(|file| file.metadata()).map_err(io)?.len();
     if bytes > MAX_JSON_BYTES {

@@ -54,7 +54,7 @@ const METHODS: &str = "fp8, mxfp8, modelopt";
 
 /// The layout that `config.json` declares. Absent keys have the defaults that engines give them: `fmt` is E4M3, the
 /// activation scheme is dynamic.
-pub(super) fn stored_layout(keys: Keys<'_>) -> Result<Option<StoredLayout>, ModelError> {
+pub(crate) fn stored_layout(keys: Keys<'_>) -> Result<Option<StoredLayout>, ModelError> {
     let Some(object) = keys.object("quantization_config")? else {
         return Ok(None);
     };
