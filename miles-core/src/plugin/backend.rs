@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{ActivationDtype, MasterDtype, PublicationMode, Quantizer, RolloutEngine, Trainer, TrainerOptions};
-use crate::Result;
 use crate::format::FormatId;
 use crate::network::Network;
 use crate::policy::WeightSource;

@@ -21,9 +21,9 @@ pub fn check_backend(
         (parameter.role, &entry.format, &entry.rule) == (first.role, &decided.format, &decided.rule)
     });
     Err(PrecisionError::BackendLacks {
-        backend: backend.to_owned(),
+        backend: backend.into(),
         format: decided.format.to_string(),
-        rule: decided.rule.clone(),
+        rule: decided.rule.as_str().into(),
         role: first.role,
         tensors: group.count(),
         tensor: first.name.clone(),

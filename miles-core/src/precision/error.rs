@@ -46,11 +46,11 @@ pub enum PrecisionError {
     )]
     BackendLacks {
         /// The backend.
-        backend: String,
+        backend: Box<str>,
         /// The format.
         format: String,
         /// The rule.
-        rule: String,
+        rule: Box<str>,
         /// Role of the tensors.
         role: Role,
         /// Number of tensors that the rule gives the format.
@@ -58,7 +58,7 @@ pub enum PrecisionError {
         /// The first of them.
         tensor: String,
         /// Formats that it can do.
-        can: Vec<String>,
+        can: Box<[String]>,
     },
     /// A condition that is empty, backwards or asks nothing.
     #[error("rule `{rule}`: {why}")]

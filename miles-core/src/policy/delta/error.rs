@@ -3,21 +3,21 @@
 use super::DeltaPart;
 use crate::digest::Digest;
 use crate::format::FormatError;
-use crate::policy::{PolicyError, PolicyStamp};
+use crate::policy::{PolicyError, PolicyStamp, PolicyVersion};
 
 /// Why a delta cannot be made, read or applied.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeltaError {
     /// Two versions of different precision maps.
-    #[error("{new} is of the precision map {new_map}, its base {base} of {base_map}")]
+    #[error("version {new} is of the precision map {new_map}, its base, version {base}, of {base_map}")]
     OtherMap {
         /// Base.
-        base: PolicyStamp,
+        base: PolicyVersion,
         /// Its map.
         base_map: Digest,
         /// New version.
-        new: PolicyStamp,
+        new: PolicyVersion,
         /// Its map.
         new_map: Digest,
     },

@@ -70,9 +70,9 @@ impl Delta {
         }
         if base.map().digest() != new.map().digest() {
             return Err(DeltaError::OtherMap {
-                base: base.stamp(),
+                base: base.stamp().version,
                 base_map: base.map().digest(),
-                new: new.stamp(),
+                new: new.stamp().version,
                 new_map: new.map().digest(),
             });
         }

@@ -170,7 +170,7 @@ fn overlay(tensor: &str, bytes: &mut Vec<u8>, part: &PartDelta) -> Result<(), De
 fn overlay_floats(tensor: &str, values: &mut Vec<f32>, part: &PartDelta) -> Result<(), DeltaError> {
     let mut bytes = to_bytes(values);
     overlay(tensor, &mut bytes, part)?;
-    if bytes.len() % 4 != 0 {
+    if !bytes.len().is_multiple_of(4) {
         let expected = (values.len() * 4) as u64;
         let (tensor, found) = (tensor.to_owned(), bytes.len() as u64);
         return Err(DeltaError::PartLength { tensor, part: part.part, expected, found });

@@ -104,10 +104,10 @@ pub enum StoreError {
         source: Box<FormatError>,
     },
     /// A tensor in memory that is not what its snapshot says.
-    #[error("{stamp}: `{tensor}` has the digest {found}, sealed was {expected}")]
+    #[error("version {version}: `{tensor}` has the digest {found}, sealed was {expected}")]
     Unsealed {
         /// The version.
-        stamp: PolicyStamp,
+        version: PolicyVersion,
         /// Tensor.
         tensor: String,
         /// Digest in the snapshot.

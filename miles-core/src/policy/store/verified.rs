@@ -80,8 +80,8 @@ fn check_seal(snapshot: &Snapshot) -> Result<(), PolicyError> {
     for id in network.ids() {
         let (expected, found) = (snapshot.tensor_digest(id), snapshot.tensor(id).digest());
         if found != expected {
-            let (stamp, tensor) = (snapshot.stamp(), network.parameter(id).name.clone());
-            return Err(StoreError::Unsealed { stamp, tensor, expected, found }.into());
+            let (version, tensor) = (snapshot.stamp().version, network.parameter(id).name.clone());
+            return Err(StoreError::Unsealed { version, tensor, expected, found }.into());
         }
         digests.push(found);
     }

@@ -135,7 +135,8 @@ fn a_rule_keeps_tensors_whole_and_the_digest_says_so() {
     let model = deepseek(8);
     let cut = |overrides: &[Rule], plan| resolve_with(&model, Recipe::Mxfp8Dequantized, overrides, &[], plan);
     let down = Rule::roles(&[Role::ExpertDown], format("mxfp8"));
-    let (plain, kept) = (cut(&[down.clone()], two()).unwrap(), cut(&[down.clone().whole()], two()).unwrap());
+    let (plain, kept) =
+        (cut(std::slice::from_ref(&down), two()).unwrap(), cut(&[down.clone().whole()], two()).unwrap());
     for id in model.ids() {
         let parameter = model.parameter(id);
         let planned = if matches!(plain.entry(id).format, TensorFormat::Quantized(_)) {
@@ -199,7 +200,7 @@ fn a_format_that_a_backend_lacks_is_refused_with_group_rule_and_what_it_can() {
     let error = check_backend(&model, &map, "cpu", &can).unwrap_err();
     let PrecisionError::BackendLacks { format, role, tensors, rule, tensor, .. } = &error else { panic!("{error:?}") };
     assert_eq!((format.as_str(), *role, *tensors), ("nvfp4", Role::ExpertGate, 20));
-    assert_eq!(rule, "expert-gate+expert-up+expert-down -> nvfp4");
+    assert_eq!(&**rule, "expert-gate+expert-up+expert-down -> nvfp4");
     assert_eq!(tensor, "model.layers.1.mlp.experts.0.gate_proj.weight");
     assert!(error.to_string().ends_with("(it can: mxfp8, fp8-block)"), "{error}");
     check_backend(&model, &map, "cpu", &[FormatId::nvfp4()]).unwrap();

@@ -26,7 +26,7 @@ fn a_flipped_bit_is_an_error_that_names_the_file() {
     assert_same(&read(scratch.path(), &snapshot).unwrap(), &snapshot);
     for path in &files {
         let good = fs::read(path).unwrap();
-        let step = good.len() * 8 / 400 | 1;
+        let step = (good.len() * 8 / 400) | 1;
         for bit in (0..good.len() * 8).step_by(step) {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
