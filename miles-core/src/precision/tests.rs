@@ -9,10 +9,15 @@ use crate::tensor::Dtype;
 
 /// A DeepSeek-like model: one dense layer, then routed and shared experts.
 pub(super) fn deepseek(layers: usize) -> Network {
+    deepseek_with(layers, 32)
+}
+
+/// `expert_size`: inner width of the routed experts.
+pub(super) fn deepseek_with(layers: usize, expert_size: usize) -> Network {
     let moe = MlpConfig::Moe(MoeConfig {
         experts: 4,
         experts_per_token: 2,
-        intermediate_size: 32,
+        intermediate_size: expert_size,
         shared_experts: 1,
         router: RouterConfig::SigmoidGrouped { groups: 2, groups_per_token: 1, normalize: true, scaling_factor: 1.0 },
     });

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::tests::{BF16, deepseek, dense};
+use super::super::tests::{BF16, deepseek, deepseek_with, dense};
 use super::super::{
     Layers, MapDocument, PartitionAxis, PartitionPlan, PrecisionMap, PrecisionTable, Recipe, RulePartition,
     ShapeCondition, TensorFormat, check_backend, resolve, resolve_list, resolve_with,
@@ -132,7 +132,7 @@ fn shapes_are_conditions() {
 
 #[test]
 fn a_rule_keeps_tensors_whole_and_the_digest_says_so() {
-    let model = deepseek(8);
+    let model = deepseek_with(8, 64);
     let cut = |overrides: &[Rule], plan| resolve_with(&model, Recipe::Mxfp8Dequantized, overrides, &[], plan);
     let down = Rule::roles(&[Role::ExpertDown], format("mxfp8"));
     let (plain, kept) =

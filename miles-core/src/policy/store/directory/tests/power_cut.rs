@@ -6,16 +6,16 @@ use super::durability::{Data, Disk, Operation, Outcome};
 use super::faults::{Fault, FaultyFiles};
 use super::*;
 
-fn faulty(dir: &Path, files: &FaultyFiles) -> DirectoryStore {
-    let like = dense(0);
+fn faulty(dir: &Path, like: &Snapshot, files: &FaultyFiles) -> Result<DirectoryStore, String> {
     let options = DirectoryOptions { keep_last: 1, files: Arc::new(files.clone()), ..DirectoryOptions::default() };
-    DirectoryStore::open(dir, Arc::clone(like.network()), Arc::clone(like.map()), options).unwrap()
+    let store = DirectoryStore::open(dir, Arc::clone(like.network()), Arc::clone(like.map()), options);
+    store.map_err(|error| error.to_string())
 }
 
 fn outcomes() -> impl Iterator<Item = Outcome> {
     let data = [Data::Lost, Data::Kept, Data::Half, Data::Zeros];
     let uniform = data.into_iter().flat_map(|data| [true, false].map(|names| Outcome::Uniform(data, names)));
-    uniform.chain((0..16).map(Outcome::Drawn))
+    uniform.chain((0..24).map(Outcome::Drawn))
 }
 
 /// The folder's names that are not those of versions.
@@ -39,13 +39,18 @@ struct Found {
 /// is there has to be whole to the bit; and the publication can be made again. The operation `failing` fails before; of the
 /// sync number `forgotten` the disk never hears.
 fn cut_everywhere(failing: Option<usize>, forgotten: Option<usize>) -> Result<Found, String> {
+    cut_with(failing, forgotten, 1)
+}
+
+/// The same, and of what a disk may hold only every `step`th case.
+fn cut_with(failing: Option<usize>, forgotten: Option<usize>, step: usize) -> Result<Found, String> {
     let (old, new, next) = (dense(1), dense(2), dense(3));
     let mut all = Found::default();
     loop {
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("store");
         let files = FaultyFiles::new();
-        let store = faulty(&dir, &files);
+        let store = faulty(&dir, &old, &files).unwrap();
         publish(&store, &old).unwrap();
         let mut disk = Disk::of(&dir);
         files.arm(Fault::PowerCut(failing, all.cuts));
@@ -58,7 +63,7 @@ fn cut_everywhere(failing: Option<usize>, forgotten: Option<usize>) -> Result<Fo
             }
             syncs += usize::from(is_sync);
         }
-        for (index, outcome) in outcomes().enumerate() {
+        for (index, outcome) in outcomes().step_by(step).enumerate() {
             let left = scratch.path().join(format!("left-{index}"));
             disk.after_a_power_cut(outcome, &left);
             let found = inspect(&left, returned, [&old, &new, &next]).map_err(|why| {
@@ -76,7 +81,7 @@ fn cut_everywhere(failing: Option<usize>, forgotten: Option<usize>) -> Result<Fo
 
 /// The newest version of what a power cut has left.
 fn inspect(left: &Path, returned: bool, [old, new, next]: [&Arc<Snapshot>; 3]) -> Result<PolicyVersion, String> {
-    let store = open(left, old, 1).map_err(|error| error.to_string())?;
+    let store = faulty(left, old, &FaultyFiles::new())?;
     let found = wait(store.latest()).map_err(|error| error.to_string())?.ok_or("no version is left")?;
     let version = found.stamp().version;
     if returned && version != PolicyVersion(2) {
@@ -112,7 +117,7 @@ fn a_power_cut_after_an_error_leaves_no_torn_version_either() {
     let whole = cut_everywhere(None, None).unwrap_or_else(|why| panic!("{why}"));
     let places = whole.journal.iter().enumerate().filter(|(_, operation)| kind(operation) != "write");
     for (failing, operation) in places {
-        let found = cut_everywhere(Some(failing), None);
+        let found = cut_with(Some(failing), None, 5);
         found.unwrap_or_else(|why| panic!("{} fails, then: {why}", kind(operation)));
     }
 }
@@ -152,7 +157,7 @@ fn an_error_at_any_operation_leaves_the_store_usable() {
     for at in 0.. {
         let scratch = tempfile::tempdir().unwrap();
         let files = FaultyFiles::new();
-        let store = faulty(scratch.path(), &files);
+        let store = faulty(scratch.path(), &dense(0), &files).unwrap();
         publish(&store, &old).unwrap();
         files.arm(Fault::Once(at));
         let result = publish(&store, &new);
@@ -191,7 +196,7 @@ fn an_error_at_any_operation_leaves_the_store_usable() {
 fn a_failed_publication_wakes_nobody_with_a_version() {
     let scratch = tempfile::tempdir().unwrap();
     let files = FaultyFiles::new();
-    let store = faulty(scratch.path(), &files);
+    let store = faulty(scratch.path(), &dense(0), &files).unwrap();
     let mut waiting = store.newer_than(None);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     for at in 0..12 {
