@@ -7,9 +7,12 @@ use std::path::Path;
 use safetensors::Dtype as StoredDtype;
 
 use super::error::CheckpointError;
-use super::layout::{StoredPart, stored_parts};
+use super::kept;
+use super::layout::{StoredPart, StoredParts, stored_parts};
 use super::packed::{Matrix, Slab, orientations};
 use super::reader::{StoredTensors, TensorRef};
+use super::scales::floats;
+use super::stored_error::StoredError;
 use super::{names, tied};
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Mlp, Network, ParamId, Parameter};
@@ -31,7 +34,8 @@ pub(super) fn bind(
     network: &Network,
     stored: &StoredTensors,
 ) -> Result<Vec<Binding>, CheckpointError> {
-    let mut binder = Binder { stored, layout: config.layout(), free: by_canonical_name(stored)? };
+    let free = by_canonical_name(stored)?;
+    let mut binder = Binder { stored, layout: config.layout(), kept: config.kept_modules(), free };
     let (layers, predicted) = (network.config.layer_count(), config.predicted_layers());
     binder.free.retain(|name, _| !names::is_ignored(name, layers, predicted));
     if network.config.tie_word_embeddings
@@ -82,6 +86,8 @@ fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRe
 struct Binder<'a> {
     stored: &'a StoredTensors,
     layout: Option<StoredLayout>,
+    /// Modules that are said to be in high precision.
+    kept: &'a [String],
     /// Stored tensors that have no use yet, by canonical name.
     free: BTreeMap<String, TensorRef>,
 }
@@ -119,13 +125,14 @@ impl Binder<'_> {
         Ok(bindings)
     }
 
-    /// A parameter stored under its own name; `None` when it is missing.
+    /// A parameter stored under its own name, or packed under its own name; `None` when it is missing.
     fn single(&mut self, parameter: &Parameter) -> Result<Option<Binding>, CheckpointError> {
         let Some(tensor) = self.free.remove(&parameter.name) else {
-            return Ok(None);
+            return self.packed_codes(parameter);
         };
         let dtype = self.stored.info(tensor).dtype;
-        if !matches!(dtype, StoredDtype::F8_E4M3 | StoredDtype::U8) || parameter.shape.len() != 2 {
+        let may_be_codes = matches!(dtype, StoredDtype::F8_E4M3 | StoredDtype::U8 | StoredDtype::I8);
+        if !may_be_codes || parameter.shape.len() != 2 {
             let dtype = self.dense_dtype(tensor)?;
             self.check_shape(tensor, &parameter.shape)?;
             return Ok(Some(Binding::Dense { tensor, dtype, slab: None }));
@@ -137,16 +144,59 @@ impl Binder<'_> {
                 dtype: dtype.to_string(),
             });
         };
-        let (rows, cols) = parameter.rows_cols();
-        let parts = stored_parts(layout, rows, cols).map_err(|source| self.format_error(tensor, source))?;
-        self.check_part(tensor, &parts.codes)?;
-        let scales = self.scale(parameter, tensor, &parts.scales)?;
-        let outer = parts.outer.map(|part| self.scale(parameter, tensor, &part)).transpose()?;
-        if let Some(part) = parts.input {
-            // Present or not: activations are scaled per token here.
-            self.free.remove(&scale_name(parameter, &part));
+        let parts = self.parts(parameter, tensor, layout)?;
+        self.quantized(parameter, tensor, layout, parts).map(Some)
+    }
+
+    /// A parameter whose codes have another name than its values would have.
+    fn packed_codes(&mut self, parameter: &Parameter) -> Result<Option<Binding>, CheckpointError> {
+        let Some(layout) = self.layout.filter(|layout| layout.int4_group().is_some()) else {
+            return Ok(None);
+        };
+        let name = parameter.name.strip_suffix(".weight").map(|base| format!("{base}.weight_packed"));
+        let Some(tensor) = name.and_then(|name| self.free.remove(&name)) else {
+            return Ok(None);
+        };
+        let parts = self.parts(parameter, tensor, layout)?;
+        self.quantized(parameter, tensor, layout, parts).map(Some)
+    }
+
+    fn parts(
+        &self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        layout: StoredLayout,
+    ) -> Result<StoredParts, CheckpointError> {
+        if let Some(entry) = kept::listed(self.kept, &parameter.name) {
+            let (tensor, entry) = (parameter.name.clone(), entry.to_owned());
+            return Err(self.contradiction(codes, StoredError::KeptModuleHasCodes { tensor, entry }));
         }
-        Ok(Some(Binding::Quantized { layout, codes: tensor, scales, outer }))
+        let (rows, cols) = parameter.rows_cols();
+        stored_parts(layout, rows, cols).map_err(|source| self.format_error(codes, source))
+    }
+
+    fn quantized(
+        &mut self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        layout: StoredLayout,
+        parts: StoredParts,
+    ) -> Result<Binding, CheckpointError> {
+        self.check_part(codes, &parts.codes)?;
+        let scales = self.scale(parameter, codes, &parts.scales)?;
+        let outer = parts.outer.map(|part| self.scale(parameter, codes, &part)).transpose()?;
+        if let Some(part) = parts.extents {
+            let extents = self.scale(parameter, codes, &part)?;
+            self.check_extents(extents, parameter.rows_cols().into())?;
+        }
+        // Present or not: activations are scaled per token here. A writer takes it over from the directory.
+        if let Some(part) = parts.input
+            && let Some(input) = self.free.remove(&scale_name(parameter, &part))
+        {
+            self.check_part(input, &part)?;
+            self.check_input_scale(input)?;
+        }
+        Ok(Binding::Quantized { layout, codes, scales, outer })
     }
 
     fn scale(
@@ -173,13 +223,37 @@ impl Binder<'_> {
             let expected = match part.dtypes[0] {
                 StoredDtype::F8_E4M3 => "F8_E4M3",
                 StoredDtype::F32 => "F32",
+                StoredDtype::I8 => "I8",
+                StoredDtype::I32 => "I32",
+                StoredDtype::I64 => "I64",
                 _ => "U8",
             };
             return Err(self.wrong_dtype(tensor, expected));
         }
         // A scalar is stored as `[]` or as `[1]`.
-        let is_scalar = part.shape.is_empty() && info.shape == [1];
+        let scalar = |shape: &[usize]| matches!(shape, [] | [1]);
+        let is_scalar = scalar(&part.shape) && scalar(&info.shape);
         if is_scalar { Ok(()) } else { self.check_shape(tensor, &part.shape) }
+    }
+
+    fn check_extents(&self, tensor: TensorRef, expected: [usize; 2]) -> Result<(), CheckpointError> {
+        let bytes = self.stored.read_all(tensor)?;
+        let found: Vec<i64> = bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        if found.iter().map(|size| usize::try_from(*size)).eq(expected.map(Ok)) {
+            return Ok(());
+        }
+        let name = self.stored.info(tensor).name.clone();
+        Err(self.contradiction(tensor, StoredError::Extents { tensor: name, expected, found }))
+    }
+
+    fn check_input_scale(&self, tensor: TensorRef) -> Result<(), CheckpointError> {
+        match floats(&self.stored.read_all(tensor)?).as_slice() {
+            [value] if !(value.is_finite() && *value > 0.0) => {
+                let name = self.stored.info(tensor).name.clone();
+                Err(self.contradiction(tensor, StoredError::InputScale { tensor: name, value: *value }))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn dense_dtype(&self, tensor: TensorRef) -> Result<Dtype, CheckpointError> {
@@ -235,6 +309,10 @@ impl Binder<'_> {
             expected,
             found: info.dtype.to_string(),
         }
+    }
+
+    fn contradiction(&self, tensor: TensorRef, source: StoredError) -> CheckpointError {
+        CheckpointError::Stored { path: self.stored.path(tensor).to_owned(), source }
     }
 
     fn format_error(&self, tensor: TensorRef, source: crate::format::FormatError) -> CheckpointError {

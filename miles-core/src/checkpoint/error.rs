@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::stored_error::StoredError;
 use crate::digest::Digest;
 use crate::format::FormatError;
 use crate::model::ModelError;
@@ -203,6 +204,14 @@ pub enum CheckpointError {
         tensor: String,
         /// Its number type.
         dtype: String,
+    },
+    /// Stored bytes that contradict what is declared about them.
+    #[error("{}: {source}", path.display())]
+    Stored {
+        /// File.
+        path: PathBuf,
+        /// Cause; names the tensor.
+        source: StoredError,
     },
     /// A tied model whose file holds another head than the embedding table.
     #[error(

@@ -7,27 +7,33 @@
 //! Snapshot ----------------> staged directory -> rename              write_checkpoint, all or nothing
 //! ```
 //!
-//! Opening reads headers only and accounts for every tensor: a missing, doubled, unexpected or misshapen one, codes
-//! without a scale and a scale without codes are errors that name it. Left out on purpose: pickled checkpoints,
-//! partial loading, and changing bytes on the way in.
+//! Opening reads headers (and the few bytes of extents, activation scales and tied heads) and accounts for every tensor:
+//! a missing, doubled, unexpected or misshapen one, codes without a scale and a scale without codes are errors that name
+//! it. Left out on purpose: pickled checkpoints, partial loading, and changing bytes on the way in.
 
 mod bind;
+mod declare;
 mod error;
 mod header;
+mod input_scales;
+mod kept;
 mod layout;
 pub mod limits;
 mod names;
 mod packed;
 mod plan;
 mod reader;
+mod scales;
 mod sidecar;
 mod staging;
+mod stored_error;
 pub mod tensors;
 mod tied;
 mod writer;
 
 pub use error::CheckpointError;
 pub use sidecar::SIDECARS;
+pub use stored_error::StoredError;
 pub use writer::{ExpertLayout, StoredForm, Template, WriteOptions, write_checkpoint, write_values};
 
 use std::path::{Path, PathBuf};
@@ -35,7 +41,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::format::QuantizedTensor;
+use crate::format::{FormatError, QuantizedTensor};
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId};
 use crate::number::e4m3;
@@ -140,7 +146,7 @@ impl Checkpoint {
             Binding::Dense { tensor, dtype, slab } => self.read_dense(id, *tensor, *dtype, *slab)?.read_f32(into),
             Binding::Quantized { layout, codes, scales, outer } => {
                 let tensor = self.read_quantized(id, *layout, *codes, *scales, *outer)?;
-                *into = self.dequantize(id, *layout, *codes, &tensor)?;
+                *into = self.dequantize(id, *codes, &tensor)?;
             }
         }
         Ok(())
@@ -210,27 +216,32 @@ impl Checkpoint {
         let parameter = self.network.parameter(id);
         let (rows, cols) = parameter.rows_cols();
         let code_bytes = self.stored.read_all(codes)?;
-        if layout != StoredLayout::Nvfp4
+        if layout.has_e4m3_codes()
             && let Some(index) = code_bytes.iter().position(|code| e4m3::is_nan(*code))
         {
             return Err(self.non_finite(id, codes, index, f32::NAN));
         }
-        let scale_bytes = (self.stored.info(scales).dtype, self.stored.read_all(scales)?);
-        let outer = outer.map(|tensor| self.stored.read_all(tensor)).transpose()?;
-        layout::assemble(layout, &parameter.name, [rows, cols], code_bytes, scale_bytes, outer)
-            .map_err(|source| Error::Format { path: self.stored.path(scales).to_owned(), source: Box::new(source) })
+        // Its shape was checked at opening.
+        let scale_cols = self.stored.info(scales).shape.last().copied().unwrap_or(1);
+        let scale_dtype = self.stored.info(scales).dtype;
+        let decoded = scales::decode(layout, scale_dtype, self.stored.read_all(scales)?, scale_cols);
+        let block_scales = decoded.map_err(|bad| Error::Stored {
+            path: self.stored.path(scales).to_owned(),
+            source: bad.of(&parameter.name),
+        })?;
+        let outer = outer.map(|tensor| self.stored.read_all(tensor)).transpose()?.map(|bytes| scales::floats(&bytes));
+        layout::assemble(layout, &layout.format(), &parameter.name, [rows, cols], code_bytes, block_scales, outer)
+            .map_err(|source| self.format_error(scales, source))
     }
 
-    fn dequantize(
-        &self,
-        id: ParamId,
-        layout: StoredLayout,
-        codes: TensorRef,
-        tensor: &QuantizedTensor,
-    ) -> Result<Vec<f32>, Error> {
-        let format_error =
-            |source| Error::Format { path: self.stored.path(codes).to_owned(), source: Box::new(source) };
-        let values = layout::rule(layout).and_then(|rule| rule.dequantize(tensor)).map_err(format_error)?;
+    fn format_error(&self, tensor: TensorRef, source: FormatError) -> Error {
+        Error::Format { path: self.stored.path(tensor).to_owned(), source: Box::new(source) }
+    }
+
+    fn dequantize(&self, id: ParamId, codes: TensorRef, tensor: &QuantizedTensor) -> Result<Vec<f32>, Error> {
+        let values = layout::rule(tensor.format())
+            .and_then(|rule| rule.dequantize(tensor))
+            .map_err(|source| self.format_error(codes, source))?;
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
             Some(index) => Err(self.non_finite(id, codes, index, values[index])),

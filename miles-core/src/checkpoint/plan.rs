@@ -6,7 +6,7 @@ use super::error::CheckpointError;
 use super::header::tensor_bytes;
 use super::layout::StoredPart;
 use super::names;
-use crate::network::{Mlp, Network, ParamId, Role};
+use crate::network::{Mlp, Network, ParamId};
 use crate::tensor::Dtype;
 
 /// One tensor of the directory.
@@ -117,35 +117,6 @@ pub(super) fn shards(tensors: Vec<PlannedTensor>, max_shard_bytes: u64) -> Vec<V
         shard.sort_by(|a, b| b.dtype.bitsize().cmp(&a.dtype.bitsize()).then_with(|| a.name.cmp(&b.name)));
     }
     shards
-}
-
-/// The modules that engines must not expect codes for, `is_dense` telling which parameters those are. Engines fuse
-/// query, key and value, and route to experts as one module: those names are listed too.
-pub(super) fn kept_modules(network: &Network, is_dense: impl Fn(ParamId) -> bool) -> Vec<String> {
-    let mut modules = Vec::new();
-    for (id, parameter) in network.ids().zip(&network.parameters) {
-        if matches!(parameter.role, Role::Norm | Role::Bias | Role::RouterBias) || !is_dense(id) {
-            continue;
-        }
-        let Some(module) = parameter.name.strip_suffix(".weight") else { continue };
-        modules.push(module.to_owned());
-        if parameter.role == Role::AttentionQ {
-            modules.extend(module.strip_suffix("q_proj").map(|base| format!("{base}qkv_proj")));
-        }
-    }
-    for (index, layer) in network.layers.iter().enumerate() {
-        if let Mlp::Moe(moe) = &layer.mlp
-            && moe.gates.iter().chain(&moe.ups).chain(&moe.downs).all(|linear| is_dense(linear.weight))
-        {
-            modules.push(format!("model.layers.{index}.mlp.experts"));
-        }
-    }
-    if network.config.tie_word_embeddings {
-        modules.push("lm_head".to_owned());
-    }
-    modules.sort_unstable();
-    modules.dedup();
-    modules
 }
 
 pub(super) fn stored_dtype(dtype: Dtype) -> StoredDtype {

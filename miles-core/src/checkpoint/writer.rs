@@ -7,15 +7,18 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::declare::{hf_quant_config, quantization_config};
 use super::error::{CheckpointError, io};
 use super::header::Metadata;
-use super::layout::{hf_quant_config, layout_of, part_bytes, quantization_config, stored_parts};
+use super::input_scales;
+use super::kept::{self, kept_modules};
+use super::layout::{layout_of, part_bytes, stored_parts};
 use super::plan::{self, Piece, PlannedTensor};
 use super::sidecar;
 use super::staging::StagedDir;
 use super::tensors::TensorWriter;
 use crate::format::{FormatError, QuantizedTensor, builtin_rule};
-use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
+use crate::model::huggingface::{HuggingFaceConfig, MODELOPT_CONFIG, StoredLayout};
 use crate::network::{Network, ParamId, Role};
 use crate::policy::{PolicyTensor, Snapshot, WeightSource};
 use crate::registry;
@@ -92,15 +95,25 @@ pub fn write_checkpoint(
     };
     let layout = common_layout(network, snapshot, &stored_dtype)?;
     let tensors = planned(network, options.experts, layout, &stored_dtype)?;
-    let kept = plan::kept_modules(network, |id| stored_dtype(id).is_some());
+    let beside = kept::Beside {
+        tied_head: network.config.tie_word_embeddings,
+        predicted_layers: template.config.predicted_layers(),
+    };
+    let kept = kept_modules(network, beside, |id| stored_dtype(id).is_some());
     let description = Description {
         dtype: stored_dtype(network.embedding).unwrap_or(Dtype::Bf16),
         layout: layout.map(|layout| (layout, kept)),
     };
+    let input_scales = match (&template.sidecar_dir, layout) {
+        (Some(source), Some(StoredLayout::Nvfp4)) => input_scales::read(source)?,
+        _ => BTreeMap::new(),
+    };
+    let input_scale =
+        |id: ParamId| input_scales.get(&network.parameter(id).name).copied().unwrap_or(input_scales::NEUTRAL);
     let mut bytes_of = |piece: &Piece| match piece {
         Piece::Dense(id, dtype) => dense_bytes(network, *id, held(*id), *dtype),
         Piece::Part(id, part) => match held(*id) {
-            PolicyTensor::Quantized(tensor) => Ok(part_bytes(tensor, part)),
+            PolicyTensor::Quantized(tensor) => Ok(part_bytes(tensor, part, input_scale(*id))),
             PolicyTensor::Dense(tensor) => Ok(Cow::Borrowed(tensor.bytes())),
         },
     };
@@ -204,7 +217,7 @@ fn planned(
             (None, Some(layout)) => {
                 let (rows, cols) = parameter.rows_cols();
                 let parts = stored_parts(layout, rows, cols).map_err(|source| quantized(&parameter.name, source))?;
-                let all = [Some(parts.codes), Some(parts.scales), parts.outer, parts.input];
+                let all = [Some(parts.codes), Some(parts.scales), parts.outer, parts.input, parts.extents];
                 tensors.extend(all.into_iter().flatten().map(|part| plan::part(network, id, part)));
             }
             (None, None) => return Err(no_packed_layout(network, id)),
@@ -290,7 +303,7 @@ fn write_directory(
     let config = template.config.stored_as(description.dtype, quantization);
     write_json(&staged, dir, "config.json", &Value::Object(config))?;
     if let Some((StoredLayout::Nvfp4, kept)) = &description.layout {
-        write_json(&staged, dir, "hf_quant_config.json", &hf_quant_config(kept))?;
+        write_json(&staged, dir, MODELOPT_CONFIG, &hf_quant_config(kept))?;
     }
     staged.commit()
 }

@@ -22,6 +22,7 @@ pub use map::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat};
 pub use partition::{PartitionAxis, PartitionPlan};
 pub use recipe::Recipe;
 pub use resolve::{resolve, resolve_with};
+pub(crate) use rule::glob;
 pub use rule::{Layers, Rule};
 pub use table::{PrecisionTable, TableRow};
 
