@@ -10,7 +10,8 @@ use clap::{Parser, ValueEnum};
 use miles_backend_cpu_ref::CpuRef;
 use miles_core::checkpoint::Checkpoint;
 use miles_core::plugin::{
-    ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, RolloutEngine, Sampling,
+    ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, PublicationMode, RolloutEngine,
+    Sampling,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, quantize_policy};
 use miles_core::precision::{PartitionPlan, Recipe, resolve};
@@ -79,6 +80,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         max_running: 1,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     })?;
     futures_lite::future::block_on(engine.load(Arc::new(snapshot)))?;
 

@@ -22,8 +22,8 @@ use miles_core::checkpoint::{Template, WriteOptions, write_checkpoint};
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::{Network, ParamId, Role};
 use miles_core::plugin::{
-    ActivationDtype, AdamW, CancelToken, EngineOptions, GenerateRequest, PromptRequest, RolloutEngine, Sampling,
-    TrainBatch, TrainSample, Trainer, TrainerInputs, TrainerOptions,
+    ActivationDtype, AdamW, CancelToken, EngineOptions, GenerateRequest, MasterDtype, PromptRequest, PublicationMode,
+    RolloutEngine, Sampling, TrainBatch, TrainSample, Trainer, TrainerInputs, TrainerOptions,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, WeightSource};
 use miles_core::precision::{PartitionPlan, Recipe, resolve};
@@ -76,6 +76,8 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             max_grad_norm: Some(1.0),
             micro_batch_tokens: 4096,
             train_router: true,
+            masters: MasterDtype::F32,
+            seed: 0,
             threads: None,
         },
         scratch: None,
@@ -87,6 +89,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         context_tokens: network.config.context_tokens,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     })?;
 
     let right = Lesson {

@@ -9,7 +9,10 @@ use futures_lite::future::block_on;
 use miles_core::checkpoint::{Checkpoint, WriteOptions, write_checkpoint};
 use miles_core::digest::Digest;
 use miles_core::network::ParamId;
-use miles_core::plugin::{ActivationDtype, AdamW, Backend, EngineOptions, Trainer, TrainerInputs, TrainerOptions};
+use miles_core::plugin::{
+    ActivationDtype, AdamW, Backend, EngineOptions, MasterDtype, PublicationMode, Trainer, TrainerInputs,
+    TrainerOptions,
+};
 use miles_core::policy::{
     Comparison, HandedOff, Ledger, MemoryStore, PolicyContext, PolicyStore, PolicyTensor, PolicyVersion, Snapshot,
     compare_hand_off, quantize_policy,
@@ -94,6 +97,8 @@ pub fn trainer_inputs<'a>(backend: &Backend, checkpoint: &'a Checkpoint, map: &A
             max_grad_norm: None,
             micro_batch_tokens: 1024,
             train_router: true,
+            masters: MasterDtype::F32,
+            seed: 0,
             threads: None,
         },
         scratch: None,
@@ -110,6 +115,7 @@ pub fn engine_options(checkpoint: &Checkpoint) -> EngineOptions {
         context_tokens: checkpoint.network().config.context_tokens,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     }
 }
 

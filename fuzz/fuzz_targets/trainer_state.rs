@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use miles_backend_cpu_ref::CpuRef;
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::{Network, ParamId};
-use miles_core::plugin::{ActivationDtype, AdamW, Trainer, TrainerInputs, TrainerOptions};
+use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, Trainer, TrainerInputs, TrainerOptions};
 use miles_core::policy::WeightSource;
 use miles_core::precision::{Recipe, resolve};
 use miles_fuzz::{Archive, Scratch};
@@ -45,6 +45,8 @@ static TRAINER: LazyLock<Mutex<Box<dyn Trainer>>> = LazyLock::new(|| {
             max_grad_norm: None,
             micro_batch_tokens: 64,
             train_router: false,
+            masters: MasterDtype::F32,
+            seed: 0,
             threads: Some(1),
         },
         scratch: None,

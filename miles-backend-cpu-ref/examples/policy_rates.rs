@@ -25,7 +25,8 @@ use miles_backend_cpu_ref::CpuRef;
 use miles_core::checkpoint::Checkpoint;
 use miles_core::plugin::{
     ActivationDtype, AdamW, Backend, BatchTotals, CancelToken, EngineOptions, GenerateRequest, Loss, LossInput,
-    LossTerms, PromptRequest, RolloutEngine, Sampling, TrainBatch, TrainSample, TrainerInputs, TrainerOptions,
+    LossTerms, MasterDtype, PromptRequest, PublicationMode, RolloutEngine, Sampling, TrainBatch, TrainSample,
+    TrainerInputs, TrainerOptions,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, quantize_policy};
 use miles_core::precision::{PrecisionMap, Recipe, resolve};
@@ -91,6 +92,7 @@ fn rollout_rates(
         context_tokens: network.config.context_tokens,
         threads: None,
         partition: map.plan(),
+        publication: PublicationMode::Finish,
     })?;
     let policy_bytes = snapshot.bytes();
     block_on(engine.load(snapshot))?;
@@ -143,6 +145,8 @@ fn train_rate(
             max_grad_norm: Some(1.0),
             micro_batch_tokens: samples * tokens,
             train_router: true,
+            masters: MasterDtype::F32,
+            seed: 0,
             threads: None,
         },
         scratch: None,

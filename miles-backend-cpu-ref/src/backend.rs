@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use miles_core::format::{FormatId, FormatRule, nvfp4};
-use miles_core::plugin::{ActivationDtype, Backend, Capabilities, EngineOptions, Quantizer, RolloutEngine};
+use miles_core::plugin::{
+    ActivationDtype, Backend, Capabilities, EngineOptions, MasterDtype, PublicationMode, Quantizer, RolloutEngine,
+};
 use miles_core::registry::RegistryError;
 use miles_core::{Result, register_backend};
 use rayon::ThreadPoolBuilder;
@@ -98,7 +100,9 @@ impl CpuRef {
         let capabilities = Capabilities {
             formats: formats.map(|(support, format)| (format, support)).collect(),
             activations: vec![ActivationDtype::Bf16, ActivationDtype::F32],
+            masters: vec![MasterDtype::F32, MasterDtype::Bf16],
             batch_invariant: true,
+            publication: PublicationMode::ALL.to_vec(),
         };
         let context = Context::new(compute.clone(), quantizer.clone());
         let trainer_context = context.clone();

@@ -14,8 +14,8 @@ use miles_core::Error;
 use miles_core::format::{FormatId, FormatRule, builtin_rules};
 use miles_core::network::Role;
 use miles_core::plugin::{
-    ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, RolloutEngine, Sampling, ScoredPolicy,
-    TrainSample, Trainer,
+    ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, PublicationMode, RolloutEngine,
+    Sampling, ScoredPolicy, TrainSample, Trainer,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyTensor, PolicyVersion, Snapshot, quantize_policy};
 use miles_core::precision::{
@@ -53,6 +53,7 @@ fn sampled(snapshot: &Arc<Snapshot>) -> Vec<TrainSample> {
         max_running: 3,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     });
     let engine = engine.unwrap();
     block_on(engine.load(Arc::clone(snapshot))).unwrap();

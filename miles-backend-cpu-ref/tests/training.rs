@@ -53,7 +53,7 @@ fn o16_an_update_is_bit_equal_for_every_cut_into_micro_batches() {
                 let network = network(&trainer);
                 let samples = random_samples(3, 7, network.config.vocab_size, 30);
                 let report = trainer.update(&current_batch(&trainer, &samples), &WeightedSum, 1e-3).unwrap();
-                let masters: Vec<Vec<u32>> = network.ids().map(|id| bits(trainer.masters().values(id))).collect();
+                let masters: Vec<Vec<u32>> = network.ids().map(|id| bits(&trainer.masters().values(id))).collect();
                 let seen = (report.loss.to_bits(), report.grad_norm.to_bits(), score_bits(&report.scores), masters);
                 if micro_batch_tokens == 1 {
                     assert_eq!(report.micro_batches, 7);

@@ -14,6 +14,7 @@ pub mod digest;
 mod error;
 pub mod format;
 pub mod model;
+pub mod names;
 pub mod network;
 pub mod number;
 pub mod plugin;

@@ -66,7 +66,7 @@ impl RunBuilder {
         RunBuilder { scheduler: Some(Box::new(scheduler)), ..self }
     }
 
-    /// Keeps versions in this store (default: the newest two in memory).
+    /// Keeps versions in this store (default: what the plan says).
     #[must_use]
     pub fn store(self, store: Arc<dyn PolicyStore>) -> Self {
         RunBuilder { store: Some(store), ..self }

@@ -46,6 +46,7 @@ pub mod run_diff;
 pub mod scheduler;
 mod setup;
 pub mod stages;
+mod store;
 mod summary;
 pub mod track;
 

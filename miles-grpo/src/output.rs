@@ -6,6 +6,7 @@
 //! out/ledger.jsonl     one object per tensor and version, one for the exported policy
 //! out/checkpoints/     step-N/ directories
 //! out/policy/          the trained policy as a Hugging Face directory
+//! out/versions/        version-N/ directories of a store on disk
 //! out/report.html
 //! ```
 
@@ -127,6 +128,10 @@ impl OutputDir {
         self.dir.join(OWNED[5])
     }
 
+    pub(crate) fn versions(&self) -> PathBuf {
+        self.dir.join(OWNED[6])
+    }
+
     /// A place for a trainer's large temporary files.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.dir.join("scratch")
@@ -134,7 +139,8 @@ impl OutputDir {
 }
 
 /// Everything a run leaves; the only names that overwriting deletes.
-const OWNED: [&str; 6] = ["run.toml", "metrics.jsonl", "ledger.jsonl", "checkpoints", "policy", "report.html"];
+const OWNED: [&str; 7] =
+    ["run.toml", "metrics.jsonl", "ledger.jsonl", "checkpoints", "policy", "report.html", "versions"];
 
 /// Writes a file whole or not at all.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {

@@ -6,7 +6,7 @@ use miles_core::checkpoint::Checkpoint;
 use miles_core::format::{FormatId, FormatRule, builtin_rule};
 use miles_core::model::ModelConfig;
 use miles_core::plugin::{Backend, EngineOptions, RolloutEngine, Support, Trainer, TrainerInputs, TrainerOptions};
-use miles_core::policy::{Ledger, MemoryStore, PolicyContext, PolicyStamp, PolicyVersion, Snapshot};
+use miles_core::policy::{Ledger, PolicyContext, PolicyStamp, PolicyVersion, Snapshot};
 use miles_core::precision::{PrecisionMap, PrecisionTable, TensorFormat, resolve_with};
 use miles_core::{Error as CoreError, registry};
 
@@ -18,6 +18,7 @@ use crate::output::{OutputDir, truncate, write_whole};
 use crate::parts::{Facts, Parts};
 use crate::run::Run;
 use crate::stages::publish;
+use crate::store;
 use crate::track::MetricsFile;
 use crate::{Error, Result};
 
@@ -35,7 +36,6 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
     let advantage = advantage.map_or_else(|| registry::advantage(&plan.advantage.name, &plan.advantage.options), Ok)?;
     let loss = loss.map_or_else(|| registry::loss(&plan.loss.name, &plan.loss.options), Ok)?;
     let scheduler = scheduler.map_or_else(|| registry::scheduler(&plan.scheduler.name, &plan.scheduler.options), Ok)?;
-    let store = store.unwrap_or_else(|| Arc::new(MemoryStore::new(2)));
 
     let checkpoint = Checkpoint::open(&plan.model.dir)?;
     let map = Arc::new(precision_map(&checkpoint, &plan.precision)?);
@@ -56,6 +56,10 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
     write_whole(&out.config(), plan.config_toml.as_bytes())?;
     let ledger = Ledger::append(&out.ledger()).map_err(CoreError::from)?;
 
+    let store = match store {
+        Some(store) => store,
+        None => store::open(&plan.store, &out, checkpoint.network(), &map, state.map(|state| state.policy.version))?,
+    };
     let mut parts = Parts { engine, trainer, store, reward, advantage, loss, scheduler, observers };
     let started = match &saved {
         None => start(&plan, &mut parts, &ledger)?,
@@ -135,6 +139,14 @@ fn notes(checkpoint: &Checkpoint, map: &PrecisionMap, plan: &Plan, backend: &Bac
     if !backend.capabilities.activations.contains(&activations) {
         return Err(unsupported(format!("{activations:?} activations"), "it does not declare this activation type"));
     }
+    let masters = plan.train.masters;
+    if !backend.capabilities.masters.contains(&masters) {
+        return Err(unsupported(
+            format!("{masters:?} master weights"),
+            "it does not declare this number type of masters",
+        ));
+    }
+    backend.capabilities.check_publication(&backend.name, plan.rollout.publication)?;
     let mut formats: Vec<&FormatId> = Vec::new();
     for entry in map.entries() {
         if let TensorFormat::Quantized(format) = &entry.format
@@ -194,6 +206,7 @@ fn engine(
         context_tokens: plan.model.context_tokens,
         threads: plan.run.threads,
         partition: map.plan(),
+        publication: plan.rollout.publication,
     })?)
 }
 
@@ -216,6 +229,8 @@ fn trainer(
             max_grad_norm: train.max_grad_norm,
             micro_batch_tokens: train.micro_batch_tokens,
             train_router: train.train_router,
+            masters: train.masters,
+            seed: plan.run.seed,
             threads: plan.run.threads,
         },
         scratch: Some(out.scratch()),

@@ -1,15 +1,19 @@
 //! The conformance suite on the parts that come with the library, and on the CPU backend with one defect at a time.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use miles_core::conformance::broken_parts::{EngineDefect, TrainerDefect, with_broken_engine, with_broken_trainer};
+use miles_core::conformance::fixture::{Family, map};
 use miles_core::conformance::{
     ConformanceError, Outcome, Report, RewardSample, RewardSubject, TrainerSubject, advantages, losses, policy_stores,
     rewards, rollout_engine_group, rollout_engines, schedulers, trainer_group, trainers,
 };
 use miles_core::format::FormatId;
-use miles_core::plugin::{Backend, Capabilities};
-use miles_core::policy::MemoryStore;
+use miles_core::plugin::{Backend, Capabilities, PublicationMode};
+use miles_core::policy::store::DirectoryOptions;
+use miles_core::policy::{DirectoryStore, MemoryStore, ThrottledStore, VerifiedStore};
 use miles_core::precision::Recipe;
 use miles_grpo::advantage::{Centered, GroupNormalized};
 use miles_grpo::kl::KlEstimator;
@@ -52,8 +56,19 @@ fn the_trainers_of_cpu_ref_hold_the_contract_in_every_recipe() {
 }
 
 #[test]
-fn the_memory_store_holds_the_contract() {
+fn the_stores_and_their_wrappers_hold_the_contract() {
+    let (scratch, count) = (tempfile::tempdir().unwrap(), AtomicU64::new(0));
+    let network = Family::Dense.network();
+    let map = map(&network, Recipe::Mxfp8).unwrap();
+    let directory = || {
+        let dir = scratch.path().join(count.fetch_add(1, Ordering::Relaxed).to_string());
+        let options = DirectoryOptions::default();
+        DirectoryStore::open(&dir, Arc::clone(&network), Arc::clone(&map), options).unwrap()
+    };
+    let rate = NonZeroU64::new(1 << 40).unwrap();
     required(&policy_stores(&|| Arc::new(MemoryStore::new(2))));
+    required(&policy_stores(&|| Arc::new(directory())));
+    required(&policy_stores(&|| Arc::new(VerifiedStore::new(ThrottledStore::new(directory(), rate)))));
 }
 
 #[test]
@@ -138,6 +153,31 @@ fn what_is_not_declared_has_to_be_refused() {
             assert!(matches!(report.outcome(name), Some(Outcome::Failed { .. })), "{name}\n{report}");
         }
         assert!(matches!(report.require(), Err(ConformanceError::Failed { .. })));
+    }
+}
+
+/// A publication mode that is not declared has to be refused when an engine is made, with the typed error.
+#[test]
+fn a_publication_mode_that_is_not_declared_has_to_be_refused() {
+    let good = backend(2);
+    let capabilities = Capabilities { publication: vec![PublicationMode::Finish], ..good.capabilities.clone() };
+    let declared = capabilities.clone();
+    let make = Arc::clone(&good.engine);
+    let honest = Backend {
+        capabilities: capabilities.clone(),
+        engine: Arc::new(move |options| {
+            declared.check_publication("modest", options.publication)?;
+            make(options)
+        }),
+        ..good.clone()
+    };
+    let report = rollout_engine_group(&honest, "swaps");
+    required(&report);
+    let greedy = rollout_engine_group(&Backend { capabilities, ..good }, "swaps");
+    assert_eq!(report.outcome("swaps/finish"), Some(&Outcome::Passed), "{report}");
+    for case in ["swaps/continue", "swaps/abort-and-resubmit"] {
+        assert!(matches!(report.outcome(case), Some(Outcome::Unsupported { .. })), "{report}");
+        assert!(matches!(greedy.outcome(case), Some(Outcome::Failed { .. })), "{greedy}");
     }
 }
 

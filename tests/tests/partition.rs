@@ -9,7 +9,9 @@ use miles_core::Error as CoreError;
 use miles_core::checkpoint::{CheckpointError, WriteOptions, write_checkpoint};
 use miles_core::format::{Partition, shards};
 use miles_core::network::Role;
-use miles_core::plugin::{ActivationDtype, Backend, EngineOptions, RolloutEngine, TrainError, Trainer, TrainerInputs};
+use miles_core::plugin::{
+    ActivationDtype, Backend, EngineOptions, PublicationMode, RolloutEngine, TrainError, Trainer, TrainerInputs,
+};
 use miles_core::policy::{Ledger, PolicyContext, PolicyError, PolicyTensor, PolicyVersion, Snapshot, quantize_policy};
 use miles_core::precision::{
     PartitionAxis, PartitionPlan, PrecisionError, PrecisionMap, PrecisionTable, Recipe, resolve_with,
@@ -203,7 +205,8 @@ fn outer_scales_of_shards_are_unsupported_before_the_run_and_in_stored_layouts()
 fn engine_options(partition: PartitionPlan) -> EngineOptions {
     let network = Arc::clone(checkpoint(MODEL).network());
     let activations = ActivationDtype::Bf16;
-    EngineOptions { network, activations, max_running: 2, context_tokens: 64, threads: None, partition }
+    let publication = PublicationMode::Finish;
+    EngineOptions { network, activations, max_running: 2, context_tokens: 64, threads: None, partition, publication }
 }
 
 #[test]

@@ -64,6 +64,10 @@ impl PolicyStore for FirstOnly {
     async fn version(&self, version: PolicyVersion) -> Result<Arc<Snapshot>> {
         self.0.version(version).await
     }
+
+    async fn newer_than(&self, version: Option<PolicyVersion>) -> Result<Arc<Snapshot>> {
+        self.0.newer_than(version).await
+    }
 }
 
 /// O10, one place earlier: the store forgets, the engine loads what the store says.

@@ -5,6 +5,8 @@
 //! multiply-adds that continues from the first piece into the second. The bits are those of one contiguous history.
 
 use miles_core::network::AttentionShape;
+use miles_core::plugin::RolloutError;
+use miles_core::policy::PolicyStamp;
 
 use super::batch::{Batch, Segment};
 use super::cache::{KvCache, Runs};
@@ -16,40 +18,56 @@ use crate::ops::{Activation, Forward};
 
 /// Attention of every row of `batch` over its own history in `cache`, its own key included:
 /// `[rows, heads * qk_dim] -> [rows, heads * v_dim]`. The caller has checked `q` against `shape`.
+///
+/// # Errors
+/// [`RolloutError::MissingKeys`] if a history was not computed by the policy of `forward`.
 pub(super) fn cached_attention(
     forward: &Forward<'_>,
     q: &Activation,
     batch: &Batch,
     cache: &KvCache,
     shape: AttentionShape,
-) -> Activation {
+) -> Result<Activation, RolloutError> {
     let width = shape.heads * shape.v_dim;
     let mut out = vec![0.0; q.rows() * width];
     let compute = forward.context.compute();
+    let policy = forward.weights.stamp();
     match cache {
-        KvCache::Bf16(runs) => attend_batch(compute, q, batch, runs, shape, &mut out),
-        KvCache::F32(runs) => attend_batch(compute, q, batch, runs, shape, &mut out),
+        KvCache::Bf16(runs) => {
+            attend_batch(compute, q, batch, &histories(batch, runs, policy, shape)?, shape, &mut out)
+        }
+        KvCache::F32(runs) => attend_batch(compute, q, batch, &histories(batch, runs, policy, shape)?, shape, &mut out),
     }
     forward.round(&mut out);
-    Activation::new(q.rows(), width, out)
+    Ok(Activation::new(q.rows(), width, out))
+}
+
+/// The history of every segment of a batch in one layer.
+fn histories<'a, T: Stored>(
+    batch: &Batch,
+    runs: &'a Runs<T>,
+    policy: PolicyStamp,
+    shape: AttentionShape,
+) -> Result<Vec<History<'a, T>>, RolloutError> {
+    let read = |run| runs.read(run, policy, shape.layer).ok_or(RolloutError::MissingKeys { policy });
+    let history = |segment: &Segment| {
+        let shared = segment.prefix.map_or(Ok((&[][..], &[][..])), read)?;
+        Ok([shared, read(segment.run)?])
+    };
+    batch.segments().iter().map(history).collect()
 }
 
 fn attend_batch<T: Stored>(
     compute: &Compute,
     q: &Activation,
     batch: &Batch,
-    runs: &Runs<T>,
+    histories: &[History<'_, T>],
     shape: AttentionShape,
     out: &mut [f32],
 ) {
-    let history = |segment: &Segment| {
-        let shared = segment.prefix.map_or((&[][..], &[][..]), |prefix| runs.read(prefix, shape.layer));
-        [shared, runs.read(segment.run, shape.layer)]
-    };
-    let histories: Vec<History<'_, T>> = batch.segments().iter().map(history).collect();
     let mut items = Vec::with_capacity(q.rows() * shape.heads);
     let mut rows = out.chunks_exact_mut(shape.heads * shape.v_dim).enumerate();
-    for (segment, history) in batch.segments().iter().zip(&histories) {
+    for (segment, history) in batch.segments().iter().zip(histories) {
         for ((row, out), position) in rows.by_ref().take(segment.rows.len()).zip(segment.start..) {
             let queries = q.row(row).chunks_exact(shape.qk_dim);
             let outputs = queries.zip(out.chunks_exact_mut(shape.v_dim)).enumerate();

@@ -11,13 +11,16 @@
 //! Every operation is batch-invariant and every draw is keyed by its coordinates, so a completion is the same tokens and
 //! the same logprob bits whatever else runs beside it, however prompts are cut and whichever completions share a prefill.
 //!
-//! Keys and values live and die with a request, and a request computes with the version that was live when it began;
-//! [`RolloutStats::cached_tokens`](miles_core::plugin::RolloutStats) is therefore always 0.
+//! Keys and values live and die with a request, so [`RolloutStats::cached_tokens`](miles_core::plugin::RolloutStats) is
+//! always 0, and each belongs to the policy that computed it. What a version that is loaded meanwhile does to a running
+//! request is the [`PublicationMode`]: the request looks at the live version before each forward (live.rs).
 
 mod attention;
 mod batch;
 mod cache;
+mod checks;
 mod generate;
+mod live;
 mod model;
 mod operations;
 mod sampler;
@@ -27,13 +30,13 @@ mod sequence;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use miles_core::Result;
 use miles_core::network::{Network, ParamId};
 use miles_core::plugin::{
-    ActivationDtype, CancelToken, EngineOptions, GenerateRequest, Rollout, RolloutEngine, RolloutError,
+    ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PublicationMode, Rollout, RolloutEngine, RolloutError,
 };
 use miles_core::policy::{PolicyError, PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::precision::PartitionPlan;
@@ -42,6 +45,7 @@ use crate::ops::Context;
 use batch::Batch;
 use cache::KvCache;
 use generate::Generation;
+use live::Live;
 use model::LoadedPolicy;
 use schedule::Limits;
 
@@ -53,7 +57,8 @@ pub struct CpuEngine {
     partition: PartitionPlan,
     limits: Limits,
     context_tokens: usize,
-    loaded: RwLock<Option<Arc<LoadedPolicy>>>,
+    publication: PublicationMode,
+    live: Live,
 }
 
 impl CpuEngine {
@@ -77,7 +82,8 @@ impl CpuEngine {
             activations: options.activations,
             partition: options.partition,
             limits: Limits { max_running: options.max_running, prefill_tokens: PREFILL_TOKENS },
-            loaded: RwLock::new(None),
+            publication: options.publication,
+            live: Live::default(),
         })
     }
 
@@ -86,11 +92,11 @@ impl CpuEngine {
     /// # Errors
     /// If nothing is loaded, or the sequence is empty, too long, or holds an id outside the vocabulary.
     pub fn logits(&self, token_ids: &[u32]) -> Result<Vec<f32>> {
-        let policy = self.policy()?;
+        let policy = self.live.policy()?;
         if token_ids.is_empty() {
             return Err(RolloutError::EmptyPrompt { key: 0 }.into());
         }
-        generate::check_tokens(token_ids, self.network.config.vocab_size)?;
+        checks::check_tokens(token_ids, self.network.config.vocab_size)?;
         if token_ids.len() > self.context_tokens {
             let (prompt_tokens, context_tokens) = (token_ids.len(), self.context_tokens);
             return Err(
@@ -98,7 +104,7 @@ impl CpuEngine {
             );
         }
         let mut cache = KvCache::new(self.activations);
-        let run = cache.open(self.network.config.layer_count());
+        let run = cache.open(policy.stamp(), self.network.config.layer_count());
         let mut batch = Batch::default();
         batch.push(token_ids, 0, None, run, true);
         batch.output_every_row();
@@ -111,16 +117,11 @@ impl CpuEngine {
     /// # Errors
     /// If nothing is loaded or an id is outside the vocabulary.
     pub fn next_token_logprobs(&self, token_ids: &[u32], logits: &[f32], temperature: f32) -> Result<Vec<f32>> {
-        let policy = self.policy()?;
+        let policy = self.live.policy()?;
         let vocab_size = self.network.config.vocab_size;
-        generate::check_tokens(token_ids, vocab_size)?;
+        checks::check_tokens(token_ids, vocab_size)?;
         let next = token_ids.iter().skip(1);
         Ok(next.zip(logits.chunks_exact(vocab_size)).map(|(&id, row)| policy.logprob(row, temperature, id)).collect())
-    }
-
-    fn policy(&self) -> Result<Arc<LoadedPolicy>, RolloutError> {
-        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-        loaded.clone().ok_or(RolloutError::NothingLoaded)
     }
 }
 
@@ -132,27 +133,23 @@ impl RolloutEngine for CpuEngine {
             return Err(PolicyError::PartitionMismatch { trainer, engine }.into());
         }
         let prepared = LoadedPolicy::new(&snapshot, &self.network, &self.context, self.activations)?;
-        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let replaced = loaded.replace(Arc::new(prepared));
-        drop(loaded);
-        // The old weights go here, or with the last request that still computes with them.
-        drop(replaced);
+        self.live.replace(prepared);
         Ok(())
     }
 
     fn loaded(&self) -> Option<PolicyStamp> {
-        self.policy().ok().map(|policy| policy.stamp())
+        self.live.policy().ok().map(|policy| policy.stamp())
     }
 
     async fn generate(&self, request: &GenerateRequest, cancel: &CancelToken) -> Result<Rollout> {
-        let policy = self.policy()?;
+        let generation = Generation::new(&self.live, self.publication, request, self.limits)?;
         sampler::check_sampling(&request.sampling, self.network.config.vocab_size)?;
-        generate::check_prompts(request, &self.network, self.context_tokens)?;
-        Generation::new(&policy, request, self.limits).run(cancel)
+        checks::check_prompts(request, &self.network, self.context_tokens)?;
+        generation.run(cancel)
     }
 
     fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
-        self.policy()?.operand(id)
+        self.live.policy()?.operand(id)
     }
 }
 
@@ -161,6 +158,7 @@ impl std::fmt::Debug for CpuEngine {
         f.debug_struct("CpuEngine")
             .field("loaded", &self.loaded())
             .field("activations", &self.activations)
+            .field("publication", &self.publication)
             .field("limits", &self.limits)
             .field("context_tokens", &self.context_tokens)
             .finish_non_exhaustive()

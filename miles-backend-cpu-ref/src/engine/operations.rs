@@ -46,11 +46,12 @@ impl Operations for RolloutOperations<'_> {
         shape: AttentionShape,
     ) -> Result<Activation> {
         check_shapes(q, k, v, shape)?;
+        let policy = self.forward.weights.stamp();
         for segment in self.batch.segments() {
             let rows = |x: &'_ Activation| segment.rows.start * x.cols()..segment.rows.end * x.cols();
-            self.cache.append(segment.run, shape.layer, &k.values()[rows(k)], &v.values()[rows(v)]);
+            self.cache.append(segment.run, policy, shape.layer, &k.values()[rows(k)], &v.values()[rows(v)])?;
         }
-        Ok(cached_attention(&self.forward, q, self.batch, self.cache, shape))
+        Ok(cached_attention(&self.forward, q, self.batch, self.cache, shape)?)
     }
 
     fn swiglu(&mut self, gate: &Activation, up: &Activation) -> Result<Activation> {

@@ -9,6 +9,10 @@
 //! prompt:      waiting -> prefilling (chunks) -> ready -> released (its last completion finished)
 //! completion:  waiting ------------------------> running -> finished
 //! ```
+//!
+//! When keys are dropped, because a new policy version made them useless, the same words cover the way back: prompts
+//! with running completions are prefilled again, then each completion's tokens are computed again up to the one drawn
+//! last, from which it goes on. Ordinary decoding is the case in which only that one token is left to compute.
 
 /// Which completion: indices of the prompt in the request and of the completion in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,15 +27,29 @@ pub(super) struct Chunk {
     pub(super) prompt: usize,
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Whether the prompt ends with this chunk.
-    pub(super) last: bool,
+    /// How many of them were computed before, for keys that were dropped.
+    pub(super) again: usize,
+    /// Whether the prompt ends with this chunk and a completion waits to draw its first token from it.
+    pub(super) is_drawn_from: bool,
 }
 
-/// The rows of one forward: one per token of each chunk, then one per decoding completion.
+/// Consecutive drawn tokens of a running completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) id: CompletionId,
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// How many of them were computed before, for keys that were dropped.
+    pub(super) again: usize,
+    /// Whether it ends with the token drawn last, so that the next one is drawn from it.
+    pub(super) is_drawn_from: bool,
+}
+
+/// The rows of one forward: one per token of each chunk, then one per token of each piece.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) prefill: Vec<Chunk>,
-    pub(super) decode: Vec<CompletionId>,
+    pub(super) decode: Vec<Piece>,
 }
 
 impl Step {
@@ -45,7 +63,7 @@ impl Step {
 pub(super) struct Limits {
     /// Completions that decode at the same time.
     pub(super) max_running: usize,
-    /// Prompt tokens of one forward.
+    /// Tokens of one forward beside one per decoding completion: of prompts, and of completions computed again.
     pub(super) prefill_tokens: usize,
 }
 
@@ -54,7 +72,8 @@ pub(super) struct Limits {
 pub(super) struct Schedule {
     limits: Limits,
     prompts: Vec<Progress>,
-    running: Vec<CompletionId>,
+    /// In the order of their starts, which is that of prompts and samples.
+    running: Vec<Running>,
     /// First prompt with completions that have not started.
     next_start: usize,
 }
@@ -63,19 +82,32 @@ pub(super) struct Schedule {
 struct Progress {
     tokens: usize,
     prefilled: usize,
+    /// How far it was ever prefilled.
+    reached: usize,
     completions: usize,
     started: usize,
     finished: usize,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    id: CompletionId,
+    drawn: usize,
+    computed: usize,
+    /// How many of its tokens were ever computed.
+    reached: usize,
+}
+
 impl Schedule {
     /// A request whose prompts have `(tokens, completions)`; prompts without completions are never prefilled.
     pub(super) fn new(prompts: impl IntoIterator<Item = (usize, usize)>, limits: Limits) -> Self {
-        let fresh = |(tokens, completions)| Progress { tokens, prefilled: 0, completions, started: 0, finished: 0 };
+        let fresh =
+            |(tokens, completions)| Progress { tokens, prefilled: 0, reached: 0, completions, started: 0, finished: 0 };
         Schedule { limits, prompts: prompts.into_iter().map(fresh).collect(), running: Vec::new(), next_start: 0 }
     }
 
-    /// Starts the next waiting completion, when its prompt is prefilled and a slot is free.
+    /// Starts the next waiting completion, when its prompt is prefilled and a slot is free. It draws its first token at
+    /// once.
     pub(super) fn start(&mut self) -> Option<CompletionId> {
         while self.prompts.get(self.next_start).is_some_and(|prompt| prompt.started == prompt.completions) {
             self.next_start += 1;
@@ -86,7 +118,7 @@ impl Schedule {
         }
         let id = CompletionId { prompt: self.next_start, sample: prompt.started };
         prompt.started += 1;
-        self.running.push(id);
+        self.running.push(Running { id, drawn: 1, computed: 0, reached: 0 });
         Some(id)
     }
 
@@ -95,148 +127,106 @@ impl Schedule {
         self.prompts[prompt].started == self.prompts[prompt].completions
     }
 
-    /// The next forward; empty when nothing is left to compute.
-    pub(super) fn step(&self) -> Step {
-        Step { prefill: self.prefill(), decode: self.running.clone() }
+    /// Whether every completion has finished.
+    pub(super) fn is_done(&self) -> bool {
+        self.running.is_empty() && self.prompts.iter().all(|prompt| prompt.started == prompt.completions)
     }
 
-    /// Records that a chunk was computed.
-    pub(super) fn prefilled(&mut self, chunk: Chunk) {
-        self.prompts[chunk.prompt].prefilled = chunk.end;
+    /// The next forward; empty when nothing is left to compute.
+    pub(super) fn step(&self) -> Step {
+        let mut budget = self.limits.prefill_tokens;
+        let decode = self.pieces(&mut budget);
+        Step { prefill: self.chunks(budget), decode }
+    }
+
+    /// Records that a step was computed and that its completions draw their next token.
+    pub(super) fn computed(&mut self, step: &Step) {
+        for chunk in &step.prefill {
+            let prompt = &mut self.prompts[chunk.prompt];
+            prompt.prefilled = chunk.end;
+            prompt.reached = prompt.reached.max(chunk.end);
+        }
+        let mut running = self.running.iter_mut();
+        for piece in &step.decode {
+            if let Some(running) = running.find(|running| running.id == piece.id) {
+                running.computed = piece.end;
+                running.reached = running.reached.max(piece.end);
+                running.drawn += usize::from(piece.is_drawn_from);
+            }
+        }
     }
 
     /// Frees a completion's slot. True when it was its prompt's last one: the prompt's keys and values are then free.
     pub(super) fn finish(&mut self, id: CompletionId) -> bool {
-        self.running.retain(|running| *running != id);
+        self.running.retain(|running| running.id != id);
         let prompt = &mut self.prompts[id.prompt];
         prompt.finished += 1;
         prompt.finished == prompt.completions
     }
 
-    /// Chunks of waiting prompts, as many as free slots can use and the budget holds.
-    fn prefill(&self) -> Vec<Chunk> {
+    /// Records that no key or value is left: what is still needed of them is computed again.
+    pub(super) fn keys_dropped(&mut self) {
+        self.prompts.iter_mut().for_each(|prompt| prompt.prefilled = 0);
+        self.running.iter_mut().for_each(|running| running.computed = 0);
+    }
+
+    /// Lets every prompt with started and unfinished completions begin again; returns those prompts.
+    pub(super) fn begin_open_groups_again(&mut self) -> Vec<usize> {
+        let is_open = |prompt: &Progress| prompt.started > 0 && prompt.finished < prompt.completions;
+        let open: Vec<usize> = (0..self.prompts.len()).filter(|&index| is_open(&self.prompts[index])).collect();
+        for &index in &open {
+            (self.prompts[index].started, self.prompts[index].finished) = (0, 0);
+        }
+        // What runs is part of an open group.
+        self.running.clear();
+        self.next_start = open.first().map_or(self.next_start, |&first| first.min(self.next_start));
+        open
+    }
+
+    /// What is left to compute of each running completion whose prompt is there: one token of each, and more within
+    /// the budget.
+    fn pieces(&self, budget: &mut usize) -> Vec<Piece> {
+        let is_ready = |running: &&Running| {
+            let prompt = &self.prompts[running.id.prompt];
+            prompt.prefilled == prompt.tokens
+        };
+        let piece = |running: &Running| {
+            let left = running.drawn - running.computed;
+            let taken = left.min(1 + *budget);
+            *budget -= taken - 1;
+            let (start, end) = (running.computed, running.computed + taken);
+            let again = running.reached.min(end) - running.reached.min(start);
+            Piece { id: running.id, start, end, again, is_drawn_from: taken == left }
+        };
+        self.running.iter().filter(is_ready).map(piece).collect()
+    }
+
+    /// Chunks of prompts: of those whose completions run, and of waiting ones, as many as free slots can use.
+    fn chunks(&self, mut budget: usize) -> Vec<Chunk> {
         let mut slots = self.limits.max_running - self.running.len();
-        let mut budget = self.limits.prefill_tokens;
         let mut chunks = Vec::new();
-        for (index, prompt) in self.prompts.iter().enumerate().skip(self.next_start) {
-            if slots == 0 || budget == 0 {
+        let first = self.running.first().map_or(self.next_start, |running| running.id.prompt);
+        for (index, prompt) in self.prompts.iter().enumerate().skip(first) {
+            if budget == 0 || (slots == 0 && index > self.next_start) {
                 break;
             }
+            let waiting = prompt.completions - prompt.started;
+            let is_needed = prompt.started > prompt.finished || (waiting > 0 && slots > 0);
             let left = prompt.tokens - prompt.prefilled;
-            if prompt.completions > 0 && left > 0 {
+            if is_needed && left > 0 {
                 let taken = left.min(budget);
                 let (start, end) = (prompt.prefilled, prompt.prefilled + taken);
-                chunks.push(Chunk { prompt: index, start, end, last: taken == left });
+                let again = prompt.reached.min(end) - prompt.reached.min(start);
+                let is_drawn_from = taken == left && waiting > 0;
+                chunks.push(Chunk { prompt: index, start, end, again, is_drawn_from });
                 budget -= taken;
             }
-            slots -= slots.min(prompt.completions - prompt.started);
+            slots -= slots.min(waiting);
         }
         chunks
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn schedule(prompts: &[(usize, usize)], max_running: usize, prefill_tokens: usize) -> Schedule {
-        Schedule::new(prompts.iter().copied(), Limits { max_running, prefill_tokens })
-    }
-
-    fn id(prompt: usize, sample: usize) -> CompletionId {
-        CompletionId { prompt, sample }
-    }
-
-    fn start_all(schedule: &mut Schedule) -> Vec<CompletionId> {
-        std::iter::from_fn(|| schedule.start()).collect()
-    }
-
-    /// Runs a schedule whose completions need `lengths[prompt][sample]` tokens; returns every step.
-    fn run(schedule: &mut Schedule, lengths: &[Vec<usize>]) -> Vec<Step> {
-        let mut drawn: Vec<Vec<usize>> = lengths.iter().map(|group| vec![0; group.len()]).collect();
-        let mut steps = Vec::new();
-        loop {
-            let mut draw = |schedule: &mut Schedule, id: CompletionId| {
-                drawn[id.prompt][id.sample] += 1;
-                if drawn[id.prompt][id.sample] == lengths[id.prompt][id.sample] {
-                    schedule.finish(id);
-                }
-            };
-            while let Some(started) = schedule.start() {
-                draw(schedule, started);
-            }
-            let step = schedule.step();
-            if step.is_empty() {
-                break;
-            }
-            step.prefill.iter().for_each(|&chunk| schedule.prefilled(chunk));
-            step.decode.iter().for_each(|&id| draw(schedule, id));
-            steps.push(step);
-        }
-        assert_eq!(drawn, lengths, "every completion drew exactly its tokens");
-        steps
-    }
-
-    #[test]
-    fn a_prompt_longer_than_the_budget_is_prefilled_in_chunks() {
-        let mut schedule = schedule(&[(10, 2)], 4, 4);
-        let mut chunks = Vec::new();
-        while schedule.start().is_none() {
-            let step = schedule.step();
-            assert_eq!(step.prefill.len(), 1);
-            schedule.prefilled(step.prefill[0]);
-            chunks.push((step.prefill[0].start, step.prefill[0].end, step.prefill[0].last));
-        }
-        assert_eq!(chunks, [(0, 4, false), (4, 8, false), (8, 10, true)]);
-    }
-
-    #[test]
-    fn short_prompts_share_one_forward_within_the_budget() {
-        let step = schedule(&[(3, 1), (4, 1), (5, 1)], 8, 10).step();
-        let spans: Vec<_> =
-            step.prefill.iter().map(|chunk| (chunk.prompt, chunk.start, chunk.end, chunk.last)).collect();
-        assert_eq!(spans, [(0, 0, 3, true), (1, 0, 4, true), (2, 0, 3, false)]);
-    }
-
-    #[test]
-    fn prompts_are_prefilled_only_for_free_slots() {
-        let mut schedule = schedule(&[(2, 3), (2, 3), (2, 3)], 4, 100);
-        assert_eq!(schedule.step().prefill.len(), 2, "three completions, then one of the second prompt");
-        schedule.step().prefill.into_iter().for_each(|chunk| schedule.prefilled(chunk));
-        assert_eq!(start_all(&mut schedule), [id(0, 0), id(0, 1), id(0, 2), id(1, 0)]);
-        assert!(schedule.all_started(0) && !schedule.all_started(1));
-        assert!(schedule.step().prefill.is_empty(), "no slot is free");
-        assert!(!schedule.finish(id(0, 1)));
-        assert_eq!(schedule.start(), Some(id(1, 1)), "a finished completion's slot is used at once");
-        assert_eq!(schedule.step().decode, [id(0, 0), id(0, 2), id(1, 0), id(1, 1)]);
-    }
-
-    #[test]
-    fn the_last_completion_of_a_prompt_frees_it() {
-        let mut schedule = schedule(&[(1, 2)], 4, 8);
-        schedule.step().prefill.into_iter().for_each(|chunk| schedule.prefilled(chunk));
-        start_all(&mut schedule);
-        assert!(!schedule.finish(id(0, 1)));
-        assert!(schedule.finish(id(0, 0)));
-        assert!(schedule.step().is_empty());
-    }
-
-    #[test]
-    fn every_completion_runs_within_the_limits() {
-        let lengths = vec![vec![1, 5, 2], vec![3], vec![], vec![7, 1, 1, 4], vec![2, 2]];
-        let tokens = [5, 1, 9, 13, 4];
-        for max_running in [1, 2, 3, 7, 64] {
-            for budget in [1, 4, 100] {
-                let prompts: Vec<_> =
-                    tokens.iter().zip(&lengths).map(|(&tokens, group)| (tokens, group.len())).collect();
-                let steps = run(&mut schedule(&prompts, max_running, budget), &lengths);
-                for step in &steps {
-                    assert!(step.decode.len() <= max_running);
-                    assert!(step.prefill.iter().map(|chunk| chunk.end - chunk.start).sum::<usize>() <= budget);
-                }
-                let prefilled: usize = steps.iter().flat_map(|step| &step.prefill).map(|c| c.end - c.start).sum();
-                assert_eq!(prefilled, 5 + 1 + 13 + 4, "each prompt once, the one without completions never");
-            }
-        }
-    }
-}
+#[path = "schedule_tests.rs"]
+mod tests;

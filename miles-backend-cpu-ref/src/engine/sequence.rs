@@ -8,16 +8,18 @@ use miles_core::policy::PolicyVersion;
 pub(super) struct Sequence {
     tokens: Vec<u32>,
     logprobs: Vec<f32>,
+    versions: Vec<PolicyVersion>,
     finish: Option<FinishReason>,
 }
 
 impl Sequence {
-    /// Appends a drawn token; returns whether the completion ended with it.
+    /// Appends a token that was drawn from `version`; returns whether the completion ended with it.
     ///
     /// Any of the end-of-sequence ids ends it, and at the longest length `Eos` goes before `Length`.
-    pub(super) fn push(&mut self, token: u32, logprob: f32, sampling: &Sampling) -> bool {
+    pub(super) fn push(&mut self, token: u32, logprob: f32, version: PolicyVersion, sampling: &Sampling) -> bool {
         self.tokens.push(token);
         self.logprobs.push(logprob);
+        self.versions.push(version);
         self.finish = if sampling.eos_token_ids.contains(&token) {
             Some(FinishReason::Eos)
         } else if self.tokens.len() == sampling.max_new_tokens {
@@ -28,22 +30,17 @@ impl Sequence {
         self.finish.is_some()
     }
 
-    /// Number of tokens drawn.
-    pub(super) fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// The token drawn last: the one that the next forward computes.
-    pub(super) fn last(&self) -> Option<u32> {
-        self.tokens.last().copied()
+    /// Tokens drawn. The last one is computed by the next forward.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// The completion; one that had not ended was cancelled.
-    pub(super) fn into_completion(self, version: PolicyVersion) -> Completion {
+    pub(super) fn into_completion(self) -> Completion {
         Completion {
-            versions: vec![version; self.tokens.len()],
             tokens: self.tokens,
             logprobs: self.logprobs,
+            versions: self.versions,
             finish: self.finish.unwrap_or(FinishReason::Cancelled),
         }
     }
@@ -60,8 +57,9 @@ mod tests {
 
     fn grow(tokens: &[u32]) -> (Vec<bool>, Completion) {
         let mut sequence = Sequence::default();
-        let ended = tokens.iter().map(|&token| sequence.push(token, -1.0, &sampling())).collect();
-        (ended, sequence.into_completion(PolicyVersion(4)))
+        let push = |(&token, version)| sequence.push(token, -1.0, PolicyVersion(version), &sampling());
+        let ended = tokens.iter().zip(4..).map(push).collect();
+        (ended, sequence.into_completion())
     }
 
     #[test]
@@ -70,7 +68,7 @@ mod tests {
             let (ended, completion) = grow(&[1, eos]);
             assert_eq!((ended, completion.finish), (vec![false, true], FinishReason::Eos));
             assert_eq!(completion.tokens, [1, eos]);
-            assert_eq!(completion.versions, [PolicyVersion(4); 2]);
+            assert_eq!(completion.versions, [PolicyVersion(4), PolicyVersion(5)]);
         }
     }
 

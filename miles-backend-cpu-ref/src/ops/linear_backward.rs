@@ -52,7 +52,26 @@ pub struct LinearBackward<'a> {
     /// The weight as the forward pass multiplied it.
     pub tensor: &'a PolicyTensor,
     /// The master weight `[out, in]`.
-    pub master: &'a [f32],
+    pub master: MasterValues<'a>,
+}
+
+/// Master values in the number type that they are kept in.
+#[derive(Clone, Copy, Debug)]
+pub enum MasterValues<'a> {
+    /// F32.
+    F32(&'a [f32]),
+    /// BF16 bits.
+    Bf16(&'a [u16]),
+}
+
+impl MasterValues<'_> {
+    /// The BF16 bits that a version is quantized from.
+    fn bf16_bits(self) -> Vec<u16> {
+        match self {
+            MasterValues::F32(values) => values.iter().copied().map(bf16::encode).collect(),
+            MasterValues::Bf16(bits) => bits.to_vec(),
+        }
+    }
 }
 
 impl<'a> LinearBackward<'a> {
@@ -167,16 +186,21 @@ impl<'a> LinearBackward<'a> {
                 WeightOperand::Bf16(values.into_iter().map(bf16::encode).collect())
             }
             (PolicyTensor::Quantized(_), BackwardMode::HighPrecision | BackwardMode::Quantized) => {
-                WeightOperand::Bf16(self.master.iter().copied().map(bf16::encode).collect())
+                WeightOperand::Bf16(self.master.bf16_bits())
             }
         })
     }
 
     /// The source that the forward pass quantized, made again from the master.
     fn rounded_master(&self) -> Vec<f32> {
-        let mut values = self.master.to_vec();
-        round_to_bf16(self.context.compute(), &mut values);
-        values
+        match self.master {
+            MasterValues::F32(values) => {
+                let mut values = values.to_vec();
+                round_to_bf16(self.context.compute(), &mut values);
+                values
+            }
+            MasterValues::Bf16(bits) => bits.iter().copied().map(bf16::decode).collect(),
+        }
     }
 
     /// The format of the backward operands, where they are quantized.

@@ -11,7 +11,9 @@
 use std::sync::Arc;
 
 use miles_core::digest::Digest;
-use miles_core::format::{FormatId, Nvfp4, Partition, QuantizeSpec, QuantizedTensor, TensorLayout, builtin_rule};
+use miles_core::format::{
+    BlockScales, FormatId, Nvfp4, Partition, QuantizeSpec, QuantizedTensor, TensorLayout, builtin_rule,
+};
 use miles_core::network::{ParamId, Role};
 use miles_core::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use miles_core::tensor::{DenseTensor, Dtype};
@@ -74,7 +76,8 @@ impl PolicyWeights {
     /// shared with it.
     ///
     /// # Errors
-    /// If a tensor's format cannot be decoded, or its shards have scales of their own.
+    /// If a tensor's format cannot be decoded, its shards have scales of their own, or it has more outer scales than its
+    /// product takes.
     pub fn new(snapshot: &Arc<Snapshot>, context: &Context) -> Result<Self> {
         let network = snapshot.network();
         let tied = network.head.weight == network.embedding;
@@ -83,7 +86,7 @@ impl PolicyWeights {
             let parameter = network.parameter(id);
             let (tensor, digest) = (snapshot.tensor(id), snapshot.tensor_digest(id));
             if let PolicyTensor::Quantized(quantized) = tensor.as_ref() {
-                refuse_scales_of_shards(&parameter.name, parameter.rows_cols(), quantized.spec(), quantized.layout())?;
+                refuse_scales(&parameter.name, parameter.rows_cols(), quantized.spec(), quantized.layout())?;
             }
             prepared.push(match parameter.role {
                 Role::Norm | Role::Bias | Role::RouterBias => Prepared::Vector(values(tensor, context)?),
@@ -219,31 +222,39 @@ pub(crate) fn has_eight_bit_kernel(format: &FormatId) -> bool {
     ["mxfp8", "fp8-block"].contains(&format.family()) && builtin_rule(format).is_some()
 }
 
-/// Refuses a tensor whose shards have scales of their own: products here know no cut. Where the cut changes neither codes
-/// nor scales, its products are those of the whole.
+/// Refuses a weight whose scales its product does not take: shards with scales of their own, since products here know no
+/// cut (where the cut changes neither codes nor scales, they are those of the whole), and any number of outer scales but
+/// one where the kernel multiplies by one.
 ///
 /// # Errors
 /// [`Error::Unsupported`] that names the tensor.
-pub(crate) fn refuse_scales_of_shards(
+pub(crate) fn refuse_scales(
     tensor: &str,
     (rows, cols): (usize, usize),
     spec: QuantizeSpec,
     layout: &TensorLayout,
 ) -> Result<()> {
-    let (format, partition) = (spec.format.clone(), spec.partition);
-    if partition.is_whole() {
+    let (format, scope, partition) = (spec.format.clone(), spec.scope, spec.partition);
+    let (operation, why) = if has_scales_of_shards((rows, cols), spec, layout)? {
+        let why = "its products know no cut, and here each shard has scales of its own";
+        (format!("tensor `{tensor}` in format `{format}`, cut as {partition}"), why.to_owned())
+    } else if has_nvfp4_product(&format) && layout.outer_len != 1 {
+        let why = format!("its kernel takes one outer scale per weight, and here are {}", layout.outer_len);
+        (format!("tensor `{tensor}` in format `{format}`, scope {scope}"), why)
+    } else {
         return Ok(());
+    };
+    Err(Error::Unsupported { operation, backend: BACKEND.to_owned(), why })
+}
+
+/// Whether a `[rows, cols]` weight is cut, and the cut changes its scales.
+fn has_scales_of_shards((rows, cols): (usize, usize), spec: QuantizeSpec, layout: &TensorLayout) -> Result<bool> {
+    if spec.partition.is_whole() {
+        return Ok(false);
     }
     let uncut = spec.with_partition(Partition::WHOLE);
-    let of_whole = builtin_rule(&format).map(|rule| rule.layout(rows, cols, &uncut)).transpose()?;
-    if layout.outer_len == 0 && of_whole.is_none_or(|of_whole| of_whole == *layout) {
-        return Ok(());
-    }
-    Err(Error::Unsupported {
-        operation: format!("tensor `{tensor}` in format `{format}`, cut as {partition}"),
-        backend: BACKEND.to_owned(),
-        why: "its products know no cut, and here each shard has scales of its own".to_owned(),
-    })
+    let of_whole = builtin_rule(&uncut.format).map(|rule| rule.layout(rows, cols, &uncut)).transpose()?;
+    Ok(layout.outer_len != 0 || of_whole.is_some_and(|of_whole| of_whole != *layout))
 }
 
 /// Whether codes, block scales and outer scales of this format mean what those of `nvfp4` do: so for every variant that
@@ -266,30 +277,19 @@ fn pack_dense(dense: &DenseTensor, context: &Context) -> PackedWeight {
     }
 }
 
+/// Call it after [`refuse_scales`].
 fn pack_quantized(tensor: &QuantizedTensor, context: &Context) -> Result<PackedWeight> {
     let (rows, cols, compute) = (tensor.rows(), tensor.cols(), context.compute());
-    let format = tensor.format();
-    let (bytes, floats) = (tensor.scales().as_u8(), tensor.scales().as_f32());
-    Ok(match (bytes, floats, tensor.outer()) {
-        (Some(scales), _, []) if has_kernel(format) => {
-            PackedWeight::from_mxfp8(compute, tensor.codes(), scales, rows, cols)
+    let (format, codes) = (tensor.format(), tensor.codes());
+    Ok(match (tensor.scales(), tensor.outer()) {
+        (BlockScales::U8(scales), [outer]) if has_nvfp4_product(format) => {
+            PackedWeight::from_nvfp4(compute, codes, scales, *outer, rows, cols)
         }
-        (Some(scales), _, [outer]) if has_nvfp4_product(format) => {
-            PackedWeight::from_nvfp4(compute, tensor.codes(), scales, *outer, rows, cols)
+        (BlockScales::U8(scales), []) if has_eight_bit_kernel(format) => {
+            PackedWeight::from_mxfp8(compute, codes, scales, rows, cols)
         }
-        (_, _, outer) if has_nvfp4_product(format) => {
-            return Err(Error::Unsupported {
-                operation: format!("the product with a {format} weight of {} outer scales", outer.len()),
-                backend: BACKEND.to_owned(),
-                why: format!(
-                    "its kernel takes one outer scale per weight; scope {}, partition {}",
-                    tensor.scope(),
-                    tensor.partition()
-                ),
-            });
-        }
-        (None, Some(scales), []) if has_kernel(format) => {
-            PackedWeight::from_fp8_block(compute, tensor.codes(), scales, FP8_TILE_ROWS, rows, cols)
+        (BlockScales::F32(scales), []) if has_eight_bit_kernel(format) => {
+            PackedWeight::from_fp8_block(compute, codes, scales, FP8_TILE_ROWS, rows, cols)
         }
         _ => PackedWeight::from_f32(compute, &context.quantizer().dequantize(tensor)?, rows, cols),
     })
@@ -297,3 +297,59 @@ fn pack_quantized(tensor: &QuantizedTensor, context: &Context) -> Result<PackedW
 
 /// Rows of a weight that share one block-FP8 scale.
 pub(crate) const FP8_TILE_ROWS: usize = 128;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use miles_core::format::{Cut, ScaleScope};
+
+    use super::*;
+
+    const SHAPE: (usize, usize) = (256, 256);
+
+    /// The refusal's text; empty where the weight is taken.
+    fn refusal(format: &str, scope: ScaleScope, partition: Partition, shape: (usize, usize)) -> String {
+        let format = FormatId::new(format).unwrap();
+        let spec = QuantizeSpec::weight(format.clone()).with_scope(scope).with_partition(partition);
+        let layout = builtin_rule(&format).unwrap().layout(shape.0, shape.1, &spec).unwrap();
+        match refuse_scales("experts.down", shape, spec, &layout) {
+            Ok(()) => String::new(),
+            Err(error @ Error::Unsupported { .. }) => error.to_string(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_multiplies_by_one_outer_scale_is_given_one() {
+        for format in ["nvfp4", "nvfp4/te-2.13", "nvfp4/zero-scale-zero"] {
+            assert_eq!(refusal(format, ScaleScope::Tensor, Partition::WHOLE, SHAPE), "");
+            // A row scope without rows has no outer scale at all.
+            for shape in [SHAPE, (0, 256)] {
+                let text = refusal(format, ScaleScope::Row, Partition::WHOLE, shape);
+                let count = format!("here are {}", shape.0);
+                assert!(
+                    ["`experts.down`", format, "scope row", &count].iter().all(|part| text.contains(part)),
+                    "{text}"
+                );
+            }
+        }
+        // Without a kernel, the values are multiplied.
+        assert_eq!(refusal("nvfp4/hadamard", ScaleScope::Row, Partition::WHOLE, SHAPE), "");
+    }
+
+    #[test]
+    fn shards_are_refused_where_the_cut_changes_scales_and_only_there() {
+        for cut in [Cut::Rows, Cut::Cols] {
+            let two = Partition::new(cut, 2).unwrap();
+            for partition in [two, two.shard(1).unwrap()] {
+                for format in ["nvfp4", "nvfp4/te-2.13", "nvfp4/hadamard"] {
+                    let text = refusal(format, ScaleScope::Tensor, partition, SHAPE);
+                    assert!(text.contains("`experts.down`") && text.contains("scales of its own"), "{text}");
+                }
+                for format in ["mxfp8", "fp8-block", "fp8-block/power-of-two"] {
+                    assert_eq!(refusal(format, ScaleScope::Block, partition, SHAPE), "", "{format}, {partition}");
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,8 @@
 use std::num::NonZeroUsize;
 
 use miles_core::format::{
-    Axis, BlockScales, FormatError, NonFinite, QuantizedParts, ScaleScope, SourceDtype, TensorLayout,
+    Axis, BlockScales, Cut, FormatError, NonFinite, Partition, QuantizedParts, ScaleScope, SourceDtype, TensorLayout,
+    shards,
 };
 use miles_core::number::bf16;
 use miles_core::random::{Coordinates, Stream, normal};
@@ -52,8 +53,12 @@ fn by_rule(sources: &[Source<'_>], spec: &QuantizeSpec) -> std::result::Result<V
 
 /// Every spec on both instruction sets and several thread counts, with the same bytes or the same error.
 fn assert_agrees_with_the_rules(sources: &[Source<'_>], what: &str) {
+    assert_agrees_on(specs(), sources, what);
+}
+
+fn assert_agrees_on(specs: Vec<QuantizeSpec>, sources: &[Source<'_>], what: &str) {
     let quantizers: Vec<CpuQuantizer> = quantizers().collect();
-    for spec in specs() {
+    for spec in specs {
         for spec in [NonFinite::Error, NonFinite::Hardware].map(|policy| spec.clone().with_non_finite(policy)) {
             let want = by_rule(sources, &spec);
             for quantizer in &quantizers {
@@ -140,6 +145,51 @@ fn several_tensors_give_the_bytes_or_the_error_of_the_rule() {
     assert_agrees_with_the_rules(&[up, wider], "other widths");
 }
 
+fn halves(cut: Cut) -> Partition {
+    Partition::new(cut, 2).unwrap()
+}
+
+#[test]
+fn cut_tensors_and_single_shards_give_the_bytes_or_the_error_of_the_rule() {
+    // Two bands that end at 256 rows, and shards of whole tiles of 128.
+    let (rows, cols) = (512, 256);
+    let wide = values(rows, cols);
+    let source = Source::new(&wide, rows, cols, SourceDtype::F32, Some("w")).unwrap();
+    for (partition, small_rows) in [(Cut::Rows, 128), (Cut::Cols, 64)].map(|(cut, rows)| (halves(cut), rows)) {
+        let with = |partition| specs().into_iter().map(|spec| spec.with_partition(partition)).collect();
+        assert_agrees_on(with(partition), &[source], "cut");
+        assert_agrees_on(with(partition.shard(1).unwrap()), &[source.row_range(0..small_rows)], "a shard");
+    }
+}
+
+#[test]
+fn a_cut_tensor_holds_the_shards_that_the_rule_makes_of_each_slice() {
+    let (rows, cols) = (384, 512);
+    // Each shard has magnitudes of its own, so that an outer scale of the whole would show.
+    let scaled = |(index, x): (usize, f32)| x * (1 + index / cols / 128 * 3 + index % cols / 128 * 5) as f32;
+    let wide: Vec<f32> = values(rows, cols).into_iter().enumerate().map(scaled).collect();
+    let source = Source::new(&wide, rows, cols, SourceDtype::F32, Some("w")).unwrap();
+    let mut compared = 0;
+    for partition in [halves(Cut::Cols), Partition::new(Cut::Rows, 3).unwrap()] {
+        for spec in specs().into_iter().filter(|spec| spec.axis == Axis::Row) {
+            let (rule, spec) = (builtin_rule(&spec.format).unwrap(), spec.with_partition(partition));
+            let apart = (0..partition.shards()).map(|shard| shards::quantize_shard(rule, &source, &spec, shard));
+            let Ok(apart) = apart.collect::<std::result::Result<Vec<_>, _>>() else { continue };
+            for quantizer in quantizers() {
+                let joined = &quantizer.quantize(&[source], &spec).unwrap()[0];
+                let shards = shards::split(rule, joined, source.name()).unwrap();
+                for (want, got) in apart.iter().zip(&shards) {
+                    assert!(want.canonical_bytes() == got.canonical_bytes(), "bytes differ: {spec:?}");
+                    assert_eq!(want.amax(), got.amax(), "{spec:?}");
+                }
+                assert_eq!(shards.len(), apart.len(), "{spec:?}");
+            }
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "only {compared} specs can be cut");
+}
+
 #[test]
 fn an_error_in_a_later_band_names_the_row_of_the_whole_tensor() {
     let (rows, cols) = (700, 512);
@@ -182,19 +232,8 @@ impl FormatRule for Zeros {
 
     fn quantize(&self, source: &Source<'_>, spec: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
         let layout = self.layout(source.rows(), source.cols(), spec)?;
-        let parts = QuantizedParts {
-            format: self.id(),
-            operand: spec.operand,
-            axis: spec.axis,
-            scope: spec.scope,
-            partition: spec.partition,
-            rows: source.rows(),
-            cols: source.cols(),
-            codes: vec![0; layout.codes_bytes],
-            scales: BlockScales::U8(vec![0; layout.scale_rows * layout.scale_cols]),
-            outer: Vec::new(),
-            amax: Vec::new(),
-        };
+        let scales = BlockScales::U8(vec![0; layout.scale_rows * layout.scale_cols]);
+        let parts = QuantizedParts::new(source, spec, vec![0; layout.codes_bytes], scales);
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 

@@ -218,7 +218,7 @@ impl<'a> BackwardPass<'a> {
             activations: self.forward.activations,
             mode: snapshot.map().entry(weight).backward,
             tensor: snapshot.tensor(weight),
-            master: self.masters.values(weight),
+            master: self.masters.view(weight),
         }
     }
 

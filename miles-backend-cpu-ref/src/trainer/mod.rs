@@ -1,7 +1,7 @@
 //! The trainer: forward, backward and optimizer, explicit per operation.
 //!
 //! ```text
-//! masters (F32) --publish--> snapshot --> packed weights
+//! masters --publish--> snapshot --> packed weights
 //!                               |              |
 //! batch --micro_batches--> Packed --Tape--> hidden --ScoringHead--> logprobs --Loss--> gradients --AdamW--> masters
 //! ```
@@ -44,7 +44,7 @@ pub use tape::{Node, Tape, Tracked, TrackedRouting};
 use counts::ActivationCounts;
 
 use crate::ops::linear_backward::check_backward_mode;
-use crate::ops::weights::refuse_scales_of_shards;
+use crate::ops::weights::refuse_scales;
 use crate::ops::{Context, Forward, PolicyWeights};
 
 /// The CPU trainer of one policy.
@@ -82,9 +82,10 @@ impl CpuTrainer {
             None => context,
             Some(threads) => context.with_threads(threads)?,
         };
-        let optimizer = Optimizer::new(inputs.options.optimizer.clone(), &inputs.network, inputs.options.train_router);
+        let options = &inputs.options;
+        let optimizer = Optimizer::new(options.optimizer.clone(), &inputs.network, options.train_router, options.seed);
         Ok(CpuTrainer {
-            masters: Masters::load(&inputs.network, inputs.weights)?,
+            masters: Masters::load(&inputs.network, inputs.weights, options.masters)?,
             optimizer,
             context,
             network: inputs.network,
@@ -243,5 +244,5 @@ fn check_cut(inputs: &TrainerInputs<'_>, id: ParamId, format: &FormatId) -> Resu
     let (rows, cols) = parameter.rows_cols();
     let spec = QuantizeSpec::weight(format.clone()).with_partition(partition);
     let layout = rule.layout(rows, cols, &spec)?;
-    refuse_scales_of_shards(&parameter.name, (rows, cols), spec, &layout)
+    refuse_scales(&parameter.name, (rows, cols), spec, &layout)
 }

@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, 2019): F32 masters and moments, each element's step computed in f64.
+//! AdamW (Loshchilov and Hutter, 2019): F32 moments, each element's step computed in f64 and rounded to the masters' number
+//! type, F32 to nearest and BF16 stochastically.
 //!
 //! ```text
 //! m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
@@ -6,20 +7,24 @@
 //! ```
 //!
 //! `g` is the clipped gradient. Vectors (norms and biases) are not decayed. One element's step reads nothing but that
-//! element, so threads and instruction sets do not change it.
+//! element (and a random number of its coordinates), so threads and instruction sets do not change it.
 
 use miles_core::network::{Network, ParamId, Role};
+use miles_core::number::bf16;
 use miles_core::plugin::AdamW;
+use miles_core::random::{Coordinates, Stream, words};
 use rayon::prelude::*;
 
 use super::gradients::{Gradients, is_trained};
-use super::masters::Masters;
+use super::masters::{MasterTensor, Masters};
 use crate::kernel::Compute;
 
 /// Moments of every trained parameter, and the number of steps taken.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer {
     rule: AdamW,
+    /// Seed of stochastic rounding.
+    seed: u64,
     steps: u64,
     moments: Vec<Option<Moments>>,
 }
@@ -34,13 +39,13 @@ pub(crate) struct Moments {
 impl Optimizer {
     /// Zero moments for every trained parameter.
     #[must_use]
-    pub fn new(rule: AdamW, network: &Network, train_router: bool) -> Self {
+    pub fn new(rule: AdamW, network: &Network, train_router: bool, seed: u64) -> Self {
         let moments = |id: ParamId| {
             let parameter = network.parameter(id);
             is_trained(parameter.role, train_router)
                 .then(|| Moments { first: vec![0.0; parameter.elements()], second: vec![0.0; parameter.elements()] })
         };
-        Optimizer { rule, steps: 0, moments: network.ids().map(moments).collect() }
+        Optimizer { rule, seed, steps: 0, moments: network.ids().map(moments).collect() }
     }
 
     /// Steps taken.
@@ -88,7 +93,8 @@ impl Optimizer {
                 second_correction: 1.0 / (1.0 - libm::pow(beta2, exponent)),
                 keep: if decayed { 1.0 - learning_rate * weight_decay } else { 1.0 },
             };
-            rates.apply(compute, masters.values_mut(id), gradient, moments);
+            let draws = Draws { seed: self.seed, step: self.steps, tensor: u64::from(id.0) };
+            rates.apply(compute, masters.tensor_mut(id), gradient, moments, draws);
         }
     }
 }
@@ -105,18 +111,56 @@ struct Rates {
     keep: f64,
 }
 
+/// Where the random numbers of one parameter's step come from.
+#[derive(Clone, Copy)]
+struct Draws {
+    seed: u64,
+    step: u64,
+    tensor: u64,
+}
+
+impl Draws {
+    /// 16 random bits for each of the eight elements from `8 * block` on.
+    fn block(self, block: usize) -> [u16; BLOCK] {
+        let (sample, token) = ((block >> 32) as u32, block as u32);
+        let at = Coordinates { step: self.step, prompt: self.tensor, sample, token };
+        let [a, b, c, d] = words(self.seed, Stream::Rounding, at);
+        [a as u16, (a >> 16) as u16, b as u16, (b >> 16) as u16, c as u16, (c >> 16) as u16, d as u16, (d >> 16) as u16]
+    }
+}
+
 impl Rates {
-    fn apply(self, compute: &Compute, weights: &mut [f32], gradient: &[f32], moments: &mut Moments) {
+    fn apply(
+        self,
+        compute: &Compute,
+        weights: &mut MasterTensor,
+        gradient: &[f32],
+        moments: &mut Moments,
+        draws: Draws,
+    ) {
         let isa = compute.isa();
-        compute.pool().install(|| {
-            let weights = weights.par_chunks_mut(PIECE).zip(gradient.par_chunks(PIECE));
-            let moments = moments.first.par_chunks_mut(PIECE).zip(moments.second.par_chunks_mut(PIECE));
-            weights.zip(moments).for_each(|((weights, gradient), (first, second))| {
-                isa.run(
-                    #[inline(always)]
-                    || self.apply_piece(weights, gradient, first, second),
-                );
-            });
+        let moments = moments.first.par_chunks_mut(PIECE).zip(moments.second.par_chunks_mut(PIECE));
+        let rest = gradient.par_chunks(PIECE).zip(moments);
+        compute.pool().install(|| match weights {
+            MasterTensor::F32(values) => {
+                values.par_chunks_mut(PIECE).zip(rest).for_each(|(values, (gradient, (first, second)))| {
+                    isa.run(
+                        #[inline(always)]
+                        || self.apply_piece(values, gradient, first, second),
+                    );
+                });
+            }
+            MasterTensor::Bf16(bits) => {
+                let pieces = bits.par_chunks_mut(PIECE).zip(rest).enumerate();
+                pieces.for_each(|(piece, (bits, (gradient, (first, second))))| {
+                    let mut values: Vec<f32> = bits.iter().copied().map(bf16::decode).collect();
+                    isa.run(
+                        #[inline(always)]
+                        || self.apply_piece(&mut values, gradient, first, second),
+                    );
+                    round_stochastically(&values, draws, piece * (PIECE / BLOCK), bits);
+                });
+            }
         });
     }
 
@@ -135,4 +179,63 @@ impl Rates {
     }
 }
 
+/// Writes `values` as BF16; the first one is the first element of `first_block`.
+fn round_stochastically(values: &[f32], draws: Draws, first_block: usize, into: &mut [u16]) {
+    for (block, (bits, values)) in into.chunks_mut(BLOCK).zip(values.chunks(BLOCK)).enumerate() {
+        let random = draws.block(first_block + block);
+        for ((bits, &value), random) in bits.iter_mut().zip(values).zip(random) {
+            *bits = bf16::encode_stochastic(value, random);
+        }
+    }
+}
+
 const PIECE: usize = 64 * 1024;
+/// Elements that share one draw.
+const BLOCK: usize = 8;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+
+    /// `count` weights after `steps` equal updates.
+    fn moved(mut weights: MasterTensor, count: usize, steps: u64, step_size: f64) -> MasterTensor {
+        let compute = Compute::new(NonZeroUsize::new(2).unwrap()).unwrap();
+        // Without memory: an update is the sign of the gradient times the step size.
+        let rates = Rates {
+            gradient_scale: 1.0,
+            beta1: 0.0,
+            beta2: 0.0,
+            eps: 0.0,
+            step_size,
+            second_correction: 1.0,
+            keep: 1.0,
+        };
+        let mut moments = Moments { first: vec![0.0; count], second: vec![0.0; count] };
+        let gradient = vec![-1.0; count];
+        for step in 0..steps {
+            rates.apply(&compute, &mut weights, &gradient, &mut moments, Draws { seed: 3, step, tensor: 5 });
+        }
+        weights
+    }
+
+    #[test]
+    fn updates_far_below_a_step_of_bf16_add_up_to_what_they_add_up_to_in_f32() {
+        // A step of BF16 at 0.75 is 2^-8; each update is 2^-8 / 51.2, so rounding to nearest would keep 0.75 for ever.
+        const COUNT: usize = 100_003;
+        let (steps, step_size) = (40, f64::from(2.0_f32.powi(-8)) / 51.2);
+        let weights = MasterTensor::F32(vec![0.75; COUNT]);
+        let MasterTensor::F32(full) = moved(weights, COUNT, steps, step_size) else { panic!("F32 stays F32") };
+        let weights = MasterTensor::Bf16(vec![bf16::encode(0.75); COUNT]);
+        let MasterTensor::Bf16(half) = moved(weights, COUNT, steps, step_size) else { panic!("BF16 stays BF16") };
+        let mean = half.iter().map(|bits| f64::from(bf16::decode(*bits))).sum::<f64>() / COUNT as f64;
+        // Every update of every weight is one draw with variance p (1 - p) steps^2, p = 1 / 51.2.
+        let p = 1.0 / 51.2;
+        let deviation = 2.0_f64.powi(-8) * (steps as f64 * p * (1.0 - p) / COUNT as f64).sqrt();
+        let distance = (mean - f64::from(full[0])).abs();
+        assert!(distance < 5.0 * deviation, "{distance} from {}, {deviation} expected", full[0]);
+        assert!(half.iter().any(|bits| *bits != half[0]), "not all weights draw the same numbers");
+    }
+}

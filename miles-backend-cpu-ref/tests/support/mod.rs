@@ -14,8 +14,8 @@ use miles_core::checkpoint::Checkpoint;
 use miles_core::format::{FormatId, QuantizeSpec, QuantizedTensor, Source, builtin_rule};
 use miles_core::network::Network;
 use miles_core::plugin::{
-    ActivationDtype, AdamW, BatchTotals, Loss, LossInput, LossTerms, Quantizer, Support, TrainBatch, TrainSample,
-    Trainer, TrainerInputs, TrainerOptions,
+    ActivationDtype, AdamW, BatchTotals, Loss, LossInput, LossTerms, MasterDtype, Quantizer, Support, TrainBatch,
+    TrainSample, Trainer, TrainerInputs, TrainerOptions,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyStamp, PolicyVersion, Snapshot, WeightSource};
 use miles_core::precision::PrecisionMap;
@@ -65,6 +65,8 @@ pub fn options(activations: ActivationDtype) -> TrainerOptions {
         max_grad_norm: Some(1.0),
         micro_batch_tokens: 1 << 20,
         train_router: true,
+        masters: MasterDtype::F32,
+        seed: 0,
         threads: None,
     }
 }

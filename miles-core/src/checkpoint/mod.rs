@@ -22,6 +22,7 @@ pub mod limits;
 mod names;
 mod packed;
 mod plan;
+pub(crate) mod raw;
 mod reader;
 mod scales;
 mod sidecar;
@@ -41,7 +42,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::format::{FormatError, QuantizedTensor};
+use crate::format::{FormatError, Partition, QuantizedTensor};
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId};
 use crate::number::e4m3;
@@ -131,6 +132,7 @@ impl Checkpoint {
         let entry = |id| PrecisionEntry {
             format: self.stored_format(id),
             backward: BackwardMode::HighPrecision,
+            partition: Partition::WHOLE,
             rule: "as stored".to_owned(),
         };
         let entries = self.network.ids().map(entry).collect();

@@ -92,7 +92,8 @@ impl Slab {
 
     /// The matrix of `shape`, row-major, from the bytes of [`Slab::range`].
     pub(super) fn matrix(&self, bytes: Vec<u8>, [rows, cols]: [usize; 2], element_bytes: usize) -> Vec<u8> {
-        if self.orientation == Orientation::Direct {
+        // Without elements, no row is walked, however many are claimed.
+        if self.orientation == Orientation::Direct || bytes.is_empty() {
             return bytes;
         }
         let width = self.stored[1];

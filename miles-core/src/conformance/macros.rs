@@ -37,7 +37,7 @@ macro_rules! conformance_tests {
     };
     (policy_store $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, policy_store_group, POLICY_STORE_GROUPS, [
-            reading, publishing, concurrency
+            reading, publishing, concurrency, subscription
         ] }
     };
     (rollout_engine: $subject:expr) => {
@@ -45,7 +45,7 @@ macro_rules! conformance_tests {
     };
     (rollout_engine $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, rollout_engine_group, ROLLOUT_ENGINE_GROUPS, [
-            formats, sampling, versions, ending, refusals
+            formats, sampling, versions, swaps, ending, refusals
         ] }
     };
     (trainer: $subject:expr) => {

@@ -23,7 +23,8 @@
 //! - What is declared unsupported has to answer [`Error::Unsupported`](crate::Error::Unsupported) when it is asked for;
 //!   what is declared supported must not.
 //! - A report without one passed case fails: nothing ran.
-//! - Cases are functions of the value under test alone: no environment, no clock, no random seed.
+//! - Cases are functions of the value under test alone: no environment, no random seed, and no clock but to give up a
+//!   wait that never ends.
 
 mod advantage;
 pub mod broken;
@@ -42,6 +43,7 @@ mod report;
 mod reward;
 mod rollout_engine;
 mod scheduler;
+mod subscription;
 mod suite;
 mod trainer;
 mod wait;
@@ -58,3 +60,6 @@ pub use rollout_engine::{ROLLOUT_ENGINE_GROUPS, rollout_engine_group, rollout_en
 pub use scheduler::{MakeScheduler, SCHEDULER_GROUPS, scheduler_group, schedulers};
 pub use suite::{Failure, Suite, Verdict};
 pub use trainer::{TRAINER_GROUPS, TrainerSubject, trainer_group, trainers};
+
+#[cfg(test)]
+pub(crate) use wait::wait;

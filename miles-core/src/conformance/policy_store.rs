@@ -5,13 +5,13 @@ use std::sync::{Arc, Barrier};
 
 use super::fixture::{Family, policy};
 use super::wait::{together, wait};
-use super::{Failure, Report, Suite, Verdict};
+use super::{Failure, Report, Suite, Verdict, subscription};
 use crate::policy::{PolicyError, PolicyStore, PolicyVersion, Snapshot};
 use crate::precision::Recipe;
 use crate::{Error, Result};
 
 /// The groups of the policy-store suite, in order.
-pub const POLICY_STORE_GROUPS: &[&str] = &["reading", "publishing", "concurrency"];
+pub const POLICY_STORE_GROUPS: &[&str] = &["reading", "publishing", "concurrency", "subscription"];
 
 /// Makes an empty store for each case.
 pub type MakeStore<'a> = dyn Fn() -> Arc<dyn PolicyStore> + 'a;
@@ -39,10 +39,11 @@ fn run(make: &MakeStore<'_>, mut suite: Suite) -> Report {
     suite.case("publishing/same_bytes", || equal_bytes_are_a_version_of_their_own(&*make()));
     suite.case("concurrency/publishers", || publishers_race_without_loss(make));
     suite.case("concurrency/readers", || readers_see_whole_versions_in_order(&*make()));
+    subscription::run(make, &mut suite);
     suite.finish()
 }
 
-fn snapshot(version: u64) -> Result<Arc<Snapshot>> {
+pub(super) fn snapshot(version: u64) -> Result<Arc<Snapshot>> {
     policy(Family::Dense, Recipe::Mxfp8, version)
 }
 
@@ -216,7 +217,7 @@ fn newest(store: &dyn PolicyStore) -> Result<Arc<Snapshot>, Failure> {
 }
 
 /// Compares stamps, and the digests of what the snapshot really holds.
-fn same(found: &Arc<Snapshot>, published: &Arc<Snapshot>, what: &str) -> Verdict {
+pub(super) fn same(found: &Arc<Snapshot>, published: &Arc<Snapshot>, what: &str) -> Verdict {
     let (stamp, expected) = (found.stamp(), published.stamp());
     Failure::unless(stamp == expected, || format!("{what} is {stamp}, not {expected}"))?;
     for id in published.network().ids() {

@@ -3,13 +3,15 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 /// Polls a future until it is done; the thread sleeps in between.
 ///
 /// A part that needs the services of a runtime (timers, sockets) has to bring it: nothing but this thread polls.
-pub(super) fn wait<F: Future>(future: F) -> F::Output {
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
@@ -21,8 +23,26 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
     }
 }
 
+/// As [`wait`], but gives up a future that has not ended after `limit`; it is polled when woken, and not otherwise.
+pub(crate) fn wait_within<F: Future>(future: F, limit: Duration) -> Option<F::Output> {
+    let waker = Arc::new(Woken { thread: thread::current(), woken: AtomicBool::new(true) });
+    let (mut future, end) = (pin!(future), Instant::now() + limit);
+    loop {
+        // A thread may be unparked by others; only a wake-up of the future's own counts.
+        if waker.woken.swap(false, Ordering::AcqRel)
+            && let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&waker))))
+        {
+            return Some(value);
+        }
+        let left = end.checked_duration_since(Instant::now())?;
+        if !waker.woken.load(Ordering::Acquire) {
+            thread::park_timeout(left);
+        }
+    }
+}
+
 /// Runs every task on a thread of its own, and gives their results in order. A panic goes on in the caller.
-pub(super) fn together<R: Send>(tasks: Vec<Box<dyn FnOnce() -> R + Send + '_>>) -> Vec<R> {
+pub(crate) fn together<R: Send>(tasks: Vec<Box<dyn FnOnce() -> R + Send + '_>>) -> Vec<R> {
     thread::scope(|scope| {
         let threads: Vec<_> = tasks.into_iter().map(|task| scope.spawn(task)).collect();
         threads
@@ -37,6 +57,18 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+struct Woken {
+    thread: Thread,
+    woken: AtomicBool,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 
@@ -78,6 +110,12 @@ mod tests {
             assert_eq!(wait(Told(Some(receiver), wakers)), 7);
         });
         assert_eq!(wait(async { 3 }), 3);
+    }
+
+    #[test]
+    fn a_future_that_nobody_wakes_is_given_up() {
+        assert_eq!(wait_within(async { 3 }, Duration::ZERO), Some(3));
+        assert_eq!(wait_within(std::future::pending::<u32>(), Duration::from_millis(10)), None);
     }
 
     #[test]

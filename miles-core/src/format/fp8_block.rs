@@ -181,7 +181,7 @@ impl Fp8Block {
             self.quantize_row(values, source.dtype(), line_codes, &mut scales[line * blocks..][..blocks]);
         };
         match axis {
-            Axis::Row => for_each_row(&source.values(), rows, cols, quantize_line),
+            Axis::Row => for_each_row(&source.values(), cols, quantize_line),
             Axis::Column => for_each_column(&source.values(), rows, cols, quantize_line),
         }
         (codes, scales)

@@ -61,7 +61,7 @@ impl QuantizedParts {
     }
 
     /// The spec that describes these parts (the treatment of non-finite sources has left no trace).
-    pub(super) fn spec(&self) -> QuantizeSpec {
+    pub(crate) fn spec(&self) -> QuantizeSpec {
         let spec = match self.operand {
             Operand::Activation => QuantizeSpec::activation(self.format.clone()),
             Operand::Weight => QuantizeSpec::weight(self.format.clone()),

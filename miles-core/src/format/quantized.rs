@@ -41,6 +41,14 @@ impl QuantizedTensor {
         Ok(Self(Arc::new(Inner { parts, layout })))
     }
 
+    /// The same tensor with other bytes: `parts` of the same form and sizes, checked as [`from_parts`](Self::from_parts)
+    /// does, for which the layout is known already.
+    pub(crate) fn with_parts(&self, name: &str, parts: QuantizedParts) -> Result<Self, FormatError> {
+        let layout = self.0.layout;
+        parts.check(&layout, name)?;
+        Ok(Self(Arc::new(Inner { parts, layout })))
+    }
+
     /// A copy of the parts, for writing them elsewhere or for building a changed tensor.
     #[must_use]
     pub fn to_parts(&self) -> QuantizedParts {

@@ -144,6 +144,8 @@ impl<'a> StackedTensor<'a> {
             Packing::GateUpInterleaved => 2 * row + part,
         };
         match (self.orientation, self.packing) {
+            // No row is walked, however many are claimed.
+            _ if values.is_empty() => Cow::Borrowed(values),
             (Orientation::Direct, Packing::Single | Packing::GateUpHalves) => {
                 Cow::Borrowed(&values[part * rows * cols..][..rows * cols])
             }

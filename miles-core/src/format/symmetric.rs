@@ -276,8 +276,7 @@ impl FormatRule for Symmetric {
         };
         let line_bytes = self.element.bytes(grid.length());
         let mut values = Vec::with_capacity(grid.lines() * grid.length());
-        for line in 0..grid.lines() {
-            let codes = &tensor.codes()[line * line_bytes..][..line_bytes];
+        for (line, codes) in tensor.codes().chunks_exact(line_bytes.max(1)).enumerate() {
             let scale = |at: usize| scales[grid.index(line, at / grid.segment())];
             values.extend((0..grid.length()).map(|at| self.element.decode(codes, at) * scale(at)));
         }
@@ -300,7 +299,7 @@ pub(super) const RULES: &[&dyn FormatRule] = &[
 fn for_each_line(source: &Source<'_>, axis: Axis, visit: impl FnMut(usize, &[f32])) {
     let values = source.values();
     match axis {
-        Axis::Row => for_each_row(&values, source.rows(), source.cols(), visit),
+        Axis::Row => for_each_row(&values, source.cols(), visit),
         Axis::Column => for_each_column(&values, source.rows(), source.cols(), visit),
     }
 }

@@ -78,6 +78,7 @@ impl ParameterList {
             name: format!("{}{name}", self.scope.prefix),
             shape,
             role,
+            is_linear: role.is_linear(),
             layer: self.scope.layer,
             expert: self.scope.expert,
             pair: None,

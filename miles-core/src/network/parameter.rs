@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Index of a parameter in [`super::Network::parameters`].
+/// Index of a parameter in [`super::Inventory::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId(pub u32);
 
@@ -23,7 +23,9 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// What the tensor is for.
     pub role: Role,
-    /// Decoder layer, where it belongs to one.
+    /// Whether it is the weight of a linear layer. Nothing else can have a quantized format.
+    pub is_linear: bool,
+    /// Decoder layer, where it belongs to one; a predicted layer has a number behind the last one.
     pub layer: Option<usize>,
     /// Routed expert, where it belongs to one.
     pub expert: Option<usize>,
@@ -68,6 +70,19 @@ pub enum Role {
     AttentionO,
     /// Bias of a linear layer.
     Bias,
+    /// Logit of each head's attention sink `[heads]` (gpt-oss).
+    AttentionSink,
+    /// Linear attention: projections to queries, keys, values and the output's gate (`in_proj_qkvz`, or `in_proj_qkv`
+    /// and `in_proj_z`).
+    LinearAttentionIn,
+    /// Linear attention: projections to the gates of its state (`in_proj_ba`, or `in_proj_b` and `in_proj_a`).
+    LinearAttentionGates,
+    /// Linear attention: convolution over time `[channels, 1, taps]`.
+    LinearAttentionConv,
+    /// Linear attention: decay of its state per head (`A_log`, `dt_bias`).
+    LinearAttentionDecay,
+    /// Linear attention: output projection.
+    LinearAttentionOut,
     /// MLA query down-projection (`q_a_proj`).
     MlaQDown,
     /// MLA query up-projection (`q_b_proj`).
@@ -92,12 +107,16 @@ pub enum Role {
     SharedUp,
     /// Shared expert, down projection.
     SharedDown,
+    /// Gate of the shared expert's output `[1, hidden]` (Qwen3-Next).
+    SharedExpertGate,
     /// Dense MLP, gate projection.
     MlpGate,
     /// Dense MLP, up projection.
     MlpUp,
     /// Dense MLP, down projection.
     MlpDown,
+    /// Any tensor of a predicted layer (multi-token prediction), whatever it does there.
+    Mtp,
 }
 
 impl Role {
@@ -113,6 +132,12 @@ impl Role {
             Role::AttentionV => "attention-v",
             Role::AttentionO => "attention-o",
             Role::Bias => "bias",
+            Role::AttentionSink => "attention-sink",
+            Role::LinearAttentionIn => "linear-attention-in",
+            Role::LinearAttentionGates => "linear-attention-gates",
+            Role::LinearAttentionConv => "linear-attention-conv",
+            Role::LinearAttentionDecay => "linear-attention-decay",
+            Role::LinearAttentionOut => "linear-attention-out",
             Role::MlaQDown => "mla-q-down",
             Role::MlaQUp => "mla-q-up",
             Role::MlaKvDown => "mla-kv-down",
@@ -125,10 +150,29 @@ impl Role {
             Role::SharedGate => "shared-gate",
             Role::SharedUp => "shared-up",
             Role::SharedDown => "shared-down",
+            Role::SharedExpertGate => "shared-expert-gate",
             Role::MlpGate => "mlp-gate",
             Role::MlpUp => "mlp-up",
             Role::MlpDown => "mlp-down",
+            Role::Mtp => "mtp",
         }
+    }
+
+    /// Whether a tensor of this role is the weight of a linear layer. A tensor of role `mtp` may be either, so the
+    /// parameter says it ([`Parameter::is_linear`]).
+    #[must_use]
+    pub fn is_linear(self) -> bool {
+        !matches!(
+            self,
+            Role::Embedding
+                | Role::Norm
+                | Role::Bias
+                | Role::AttentionSink
+                | Role::LinearAttentionConv
+                | Role::LinearAttentionDecay
+                | Role::RouterBias
+                | Role::Mtp
+        )
     }
 
     /// Whether the optimizer changes it. The router selection bias is set by load balancing, not by gradients.

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{ActivationDtype, Quantizer, RolloutEngine, Trainer, TrainerOptions};
-use crate::Result;
+use super::{ActivationDtype, MasterDtype, PublicationMode, Quantizer, RolloutEngine, Trainer, TrainerOptions};
 use crate::format::FormatId;
 use crate::network::Network;
 use crate::policy::WeightSource;
 use crate::precision::{PartitionPlan, PrecisionMap};
+use crate::{Error, Result};
 
 /// How a backend runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +28,12 @@ pub struct Capabilities {
     pub formats: Vec<(FormatId, Support)>,
     /// Activation types.
     pub activations: Vec<ActivationDtype>,
+    /// Number types of master weights.
+    pub masters: Vec<MasterDtype>,
     /// Whether a row's result is the same bits for every batch.
     pub batch_invariant: bool,
+    /// What its engines can do with requests that run while a version is loaded.
+    pub publication: Vec<PublicationMode>,
 }
 
 impl Capabilities {
@@ -37,6 +41,22 @@ impl Capabilities {
     #[must_use]
     pub fn format(&self, id: &FormatId) -> Support {
         self.formats.iter().find(|(known, _)| known == id).map_or(Support::Unsupported, |(_, support)| *support)
+    }
+
+    /// Refuses a publication mode that is not declared; `backend` is the name in the error.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check_publication(&self, backend: &str, mode: PublicationMode) -> Result<()> {
+        if self.publication.contains(&mode) {
+            return Ok(());
+        }
+        let declared: Vec<&str> = self.publication.iter().map(|mode| mode.name()).collect();
+        Err(Error::Unsupported {
+            operation: format!("publication mode `{mode}`"),
+            backend: backend.to_owned(),
+            why: format!("it declares {}", if declared.is_empty() { "none".to_owned() } else { declared.join(", ") }),
+        })
     }
 }
 
@@ -55,6 +75,9 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     /// How routed experts are cut: snapshots of another plan are refused.
     pub partition: PartitionPlan,
+    /// What becomes of requests that run while a version is loaded. An engine that cannot do it is not made:
+    /// [`Error::Unsupported`].
+    pub publication: PublicationMode,
 }
 
 /// What a trainer starts from.

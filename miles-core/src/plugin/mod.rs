@@ -3,7 +3,7 @@
 //! | trait | who implements it | required methods |
 //! |---|---|---|
 //! | [`Quantizer`] | a backend | 4 |
-//! | [`crate::policy::PolicyStore`] | a place where versions live | 3 |
+//! | [`crate::policy::PolicyStore`] | a place where versions live | 4 |
 //! | [`RolloutEngine`] | a backend, or a client of a remote server | 3 |
 //! | [`Trainer`] | a backend | 5 |
 //! | [`Reward`] | a task | 1 |
@@ -20,26 +20,32 @@ pub use async_trait::async_trait;
 
 mod advantage;
 mod backend;
+mod cancel;
 mod loss;
 mod observer;
+mod publication;
 mod quantizer;
 mod reward;
 mod rollout;
+mod rollout_error;
 mod scheduler;
 mod trainer;
 
 pub use advantage::Advantage;
 pub use backend::{Backend, Capabilities, EngineFactory, EngineOptions, Support, TrainerFactory, TrainerInputs};
+pub use cancel::CancelToken;
 pub use loss::{BatchTotals, Loss, LossInput, LossTerms};
 pub use observer::{Event, Observer, StepRecord};
+pub use publication::PublicationMode;
 pub use quantizer::Quantizer;
 pub use reward::{Reward, RewardError, RewardInput};
 pub use rollout::{
-    CancelToken, Completion, CompletionGroup, FinishReason, GenerateRequest, PromptRequest, Rollout, RolloutEngine,
-    RolloutError, RolloutStats, Sampling,
+    Completion, CompletionGroup, FinishReason, GenerateRequest, PromptRequest, Rollout, RolloutEngine, RolloutStats,
+    Sampling,
 };
+pub use rollout_error::RolloutError;
 pub use scheduler::{Schedule, ScheduleView, Scheduler};
 pub use trainer::{
-    ActivationDtype, AdamW, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer, TrainerOptions,
-    UpdateReport,
+    ActivationDtype, AdamW, MasterDtype, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer,
+    TrainerOptions, UpdateReport,
 };

@@ -1,20 +1,21 @@
 //! Sampling completions from a policy version.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use super::{CancelToken, RolloutError};
 use crate::network::ParamId;
 use crate::policy::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 use crate::{Error, Result};
 
-/// Samples groups of completions from one loaded policy version.
+/// Samples groups of completions from the live policy version.
 #[async_trait]
 pub trait RolloutEngine: Send + Sync {
-    /// Swaps to a policy version, all or nothing: on error the old version stays live. Cached keys and values of older
-    /// versions are never used again.
+    /// Swaps to a policy version, all or nothing: on error the old version stays live, and no running request notices.
+    /// Cached keys and values of older versions are never used again. May be called while requests run; what becomes
+    /// of them is the engine's [`PublicationMode`](super::PublicationMode).
     ///
     /// # Errors
     /// If the snapshot does not fit the network, a format is unsupported, or routed experts are cut otherwise than the
@@ -25,7 +26,7 @@ pub trait RolloutEngine: Send + Sync {
     fn loaded(&self) -> Option<PolicyStamp>;
 
     /// Samples every prompt's completions. Results are in request order and do not depend on batching, thread count
-    /// or the other prompts.
+    /// or the other prompts. An engine that computes forward by forward looks at `cancel` before each.
     ///
     /// # Errors
     /// If nothing is loaded, or a prompt does not fit the context.
@@ -129,102 +130,143 @@ pub struct CompletionGroup {
     pub completions: Vec<Completion>,
 }
 
-/// What an engine returns: groups in request order, and the policy they came from.
+/// What an engine returns: groups in request order, and the policies they came from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rollout {
     /// One group per prompt.
     pub groups: Vec<CompletionGroup>,
-    /// Policy that was live.
+    /// The newest policy that the request computed with: without a publication on the way, the one that was live when
+    /// it began.
     pub stamp: PolicyStamp,
+    /// Every policy that a token of `groups` was drawn from, oldest version first. At most `stamp` alone, unless a
+    /// version was published while the request ran.
+    pub stamps: Vec<PolicyStamp>,
     /// Temperature that the logprobs are scaled by (the one transform that is applied to them).
     pub logprob_temperature: f32,
     /// What it took.
     pub stats: RolloutStats,
 }
 
+impl Rollout {
+    /// Checks that every token says which of the rollout's policies it was drawn from: stamps with growing versions, up
+    /// to [`Rollout::stamp`]; one version per token, of a stamp, never older than that of the token before.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its group, completion and token.
+    pub fn check_versions(&self) -> Result<(), RolloutError> {
+        let last = self.stamps.last().filter(|last| **last != self.stamp);
+        let pairs = self.stamps.iter().zip(self.stamps.iter().skip(1)).chain(last.map(|last| (last, &self.stamp)));
+        for (&older, &newer) in pairs {
+            if older.version >= newer.version {
+                return Err(RolloutError::StampOrder { older, newer });
+            }
+        }
+        self.groups.iter().try_for_each(|group| self.check_group(group))
+    }
+
+    fn check_group(&self, group: &CompletionGroup) -> Result<(), RolloutError> {
+        let key = group.key;
+        for (sample, completion) in group.completions.iter().enumerate() {
+            let (tokens, versions) = (completion.tokens.len(), completion.versions.len());
+            if versions != tokens {
+                return Err(RolloutError::VersionCount { key, sample, tokens, versions });
+            }
+            let mut newest = None;
+            for (token, &version) in completion.versions.iter().enumerate() {
+                if !self.stamps.iter().any(|stamp| stamp.version == version) {
+                    let declared = self.stamps.iter().map(|stamp| stamp.version.0).collect();
+                    return Err(RolloutError::UndeclaredVersion { key, sample, token, version, declared });
+                }
+                if let Some(before) = newest.filter(|&before| version < before) {
+                    return Err(RolloutError::VersionDecreases { key, sample, token, version, before });
+                }
+                newest = Some(version);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Counts of one rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutStats {
-    /// Prompt tokens computed.
+    /// Prompt tokens computed for the first time.
     pub prefilled_tokens: usize,
     /// Prompt tokens that were shared instead of computed again.
     pub shared_tokens: usize,
     /// Prompt tokens found in a cache that outlives requests.
     pub cached_tokens: usize,
-    /// Completion tokens drawn.
+    /// Completion tokens drawn, those of aborted completions included.
     pub generated_tokens: usize,
+    /// Tokens of prompts and completions whose keys and values were computed again, because a new version made the old
+    /// ones useless.
+    pub recomputed_tokens: usize,
+    /// Completions that were dropped for a new version, finished ones of an unfinished group included.
+    pub aborted_completions: usize,
+    /// Their tokens.
+    pub aborted_tokens: usize,
 }
 
-/// Asks a running request to stop; clones share the request.
-#[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::Digest;
 
-impl CancelToken {
-    /// Asks to stop.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
+    fn stamp(version: u64) -> PolicyStamp {
+        PolicyStamp { version: PolicyVersion(version), digest: Digest::of(&version.to_le_bytes()) }
     }
 
-    /// Whether stopping was asked for.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    fn rollout(stamps: &[u64], versions: &[&[u64]]) -> Rollout {
+        let completion = |versions: &&[u64]| Completion {
+            tokens: vec![1; versions.len()],
+            logprobs: vec![-1.0; versions.len()],
+            versions: versions.iter().copied().map(PolicyVersion).collect(),
+            finish: FinishReason::Length,
+        };
+        let completions = versions.iter().map(completion).collect();
+        Rollout {
+            groups: vec![CompletionGroup { key: 8, prompt_tokens: vec![1], completions }],
+            stamp: stamp(stamps.last().copied().unwrap_or(9)),
+            stamps: stamps.iter().copied().map(stamp).collect(),
+            logprob_temperature: 1.0,
+            stats: RolloutStats::default(),
+        }
     }
-}
 
-/// What can go wrong in a rollout.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RolloutError {
-    /// No policy version is loaded.
-    #[error("the rollout engine has no policy version loaded")]
-    NothingLoaded,
-    /// A prompt and its completion do not fit the context.
-    #[error(
-        "prompt {key}: {prompt_tokens} prompt tokens and {max_new_tokens} new tokens exceed the context of {context_tokens} tokens"
-    )]
-    ContextExceeded {
-        /// The prompt's key.
-        key: u64,
-        /// Its length.
-        prompt_tokens: usize,
-        /// Longest completion asked for.
-        max_new_tokens: usize,
-        /// Context length.
-        context_tokens: usize,
-    },
-    /// A prompt without tokens.
-    #[error("prompt {key} has no tokens")]
-    EmptyPrompt {
-        /// The prompt's key.
-        key: u64,
-    },
-    /// A token id outside the vocabulary.
-    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
-    TokenOutOfRange {
-        /// The id.
-        id: u32,
-        /// Vocabulary size.
-        vocab_size: usize,
-    },
-    /// A sampling parameter outside its range.
-    #[error("sampling parameter `{key}` = {value} is outside {range}")]
-    BadSampling {
-        /// Parameter.
-        key: &'static str,
-        /// Value.
-        value: f64,
-        /// Valid range.
-        range: &'static str,
-    },
-    /// The logits of a row hold no finite number.
-    #[error("prompt {key}, completion {sample}, token {token}: the logits are not finite")]
-    NonFiniteLogits {
-        /// The prompt's key.
-        key: u64,
-        /// Completion in the group.
-        sample: usize,
-        /// Token in the completion.
-        token: usize,
-    },
+    #[test]
+    fn tokens_of_declared_versions_in_order_pass() {
+        rollout(&[], &[]).check_versions().unwrap();
+        rollout(&[3], &[&[3, 3], &[]]).check_versions().unwrap();
+        rollout(&[3, 5, 6], &[&[3, 5, 5, 6], &[6], &[3, 6]]).check_versions().unwrap();
+        let ended_on_a_newer_one = Rollout { stamp: stamp(7), ..rollout(&[3], &[&[3]]) };
+        ended_on_a_newer_one.check_versions().unwrap();
+    }
+
+    #[test]
+    fn a_token_of_another_version_is_named() {
+        let error = rollout(&[3, 5], &[&[3], &[3, 3, 4]]).check_versions().unwrap_err();
+        let RolloutError::UndeclaredVersion { key: 8, sample: 1, token: 2, version: PolicyVersion(4), declared } =
+            error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(declared, [3, 5]);
+        let error = rollout(&[3, 5], &[&[3, 5, 3]]).check_versions().unwrap_err();
+        assert!(matches!(error, RolloutError::VersionDecreases { key: 8, sample: 0, token: 2, .. }), "{error}");
+        let mut short = rollout(&[3], &[&[3, 3]]);
+        short.groups[0].completions[0].versions.pop();
+        let error = short.check_versions().unwrap_err();
+        assert!(matches!(error, RolloutError::VersionCount { key: 8, sample: 0, tokens: 2, versions: 1 }), "{error}");
+    }
+
+    #[test]
+    fn stamps_that_do_not_grow_are_refused() {
+        let mut twice = rollout(&[3, 3], &[&[3]]);
+        twice.stamps[1].digest = Digest::of(b"other");
+        let passed_by = Rollout { stamp: stamp(2), ..rollout(&[3], &[&[3]]) };
+        for wrong in [rollout(&[5, 3], &[&[3]]), twice, passed_by] {
+            let error = wrong.check_versions().unwrap_err();
+            assert!(matches!(error, RolloutError::StampOrder { .. }), "{error}");
+        }
+    }
 }

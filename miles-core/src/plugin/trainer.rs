@@ -72,6 +72,21 @@ pub enum ActivationDtype {
     F32,
 }
 
+/// Number type of the master weights.
+///
+/// Both keep one high-precision copy of the policy and no other: the weights that an update starts from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MasterDtype {
+    /// 4 bytes per weight; an update is rounded to the nearest F32.
+    #[default]
+    F32,
+    /// 2 bytes per weight; an update, which is mostly smaller than half a step of BF16, is rounded stochastically, so that
+    /// what rounding takes away in one step it gives back in another (Zamirai et al., 2020). The draws are keyed by seed,
+    /// step, tensor and element.
+    Bf16,
+}
+
 /// AdamW (Loshchilov and Hutter, 2019) with F32 master weights and F32 moments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
@@ -98,6 +113,10 @@ pub struct TrainerOptions {
     pub micro_batch_tokens: usize,
     /// Whether routers are trained.
     pub train_router: bool,
+    /// Number type of the master weights.
+    pub masters: MasterDtype,
+    /// Seed of the trainer's own random numbers (stochastic rounding).
+    pub seed: u64,
     /// Worker threads; `None` uses every core.
     pub threads: Option<usize>,
 }

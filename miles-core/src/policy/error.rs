@@ -1,6 +1,6 @@
 //! What can go wrong with policy versions.
 
-use super::{LedgerError, PolicyStamp, PolicyVersion};
+use super::{DeltaError, LedgerError, PolicyStamp, PolicyVersion, StoreError};
 use crate::precision::PartitionPlan;
 
 /// What can go wrong with policy versions.
@@ -56,6 +56,12 @@ pub enum PolicyError {
     /// A ledger file that cannot be trusted.
     #[error(transparent)]
     Ledger(Box<LedgerError>),
+    /// A store cannot take or give a version.
+    #[error(transparent)]
+    Store(Box<StoreError>),
+    /// A difference between two versions cannot be made, read or applied.
+    #[error(transparent)]
+    Delta(Box<DeltaError>),
     /// Trainer and engine cut routed experts differently, so their shards would not have the same bytes.
     #[error("the trainer's policy has {trainer}, the engine {engine}; the engine keeps the version that it has")]
     PartitionMismatch {
@@ -77,5 +83,17 @@ pub enum PolicyError {
 impl From<LedgerError> for PolicyError {
     fn from(error: LedgerError) -> Self {
         PolicyError::Ledger(Box::new(error))
+    }
+}
+
+impl From<StoreError> for PolicyError {
+    fn from(error: StoreError) -> Self {
+        PolicyError::Store(Box::new(error))
+    }
+}
+
+impl From<DeltaError> for PolicyError {
+    fn from(error: DeltaError) -> Self {
+        PolicyError::Delta(Box::new(error))
     }
 }

@@ -7,6 +7,7 @@
 //! [`quantize_policy`] is the only place in the library where weights are quantized. What it made is in the [`Ledger`]:
 //! [`verify()`] compares stored bytes with it, [`diff_ledgers`] finds where two runs part.
 
+mod delta;
 mod diff;
 mod difference;
 mod error;
@@ -19,9 +20,10 @@ mod ledger_file;
 mod quantize;
 mod rebuild;
 mod snapshot;
-mod store;
+pub mod store;
 mod verify;
 
+pub use delta::{Delta, DeltaError, DeltaPart};
 pub use diff::{Cause, DirectoryDiff, LedgerDiff, Parting, Side, diff_directories, diff_ledgers};
 pub use difference::{ByteDifference, Code, Part, PartCount, TensorDifference, tensor_difference};
 pub use error::PolicyError;
@@ -34,5 +36,5 @@ pub use ledger_file::{LedgerFile, RecordedVersion};
 pub use quantize::{PolicyContext, WeightSource, quantize_policy};
 pub use rebuild::{RuleQuantizer, StoredMasters, rebuild};
 pub use snapshot::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
-pub use store::{MemoryStore, PolicyStore};
+pub use store::{DirectoryStore, MemoryStore, PolicyStore, StoreError, ThrottledStore, VerifiedStore};
 pub use verify::{Verification, verify, verify_snapshot};

@@ -10,7 +10,7 @@ use super::{Ledger, PolicyContext, PolicyError, RecordedVersion, Snapshot, Weigh
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensors::StateReader;
-use crate::format::{FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, builtin_rule};
+use crate::format::{FormatId, FormatRule, Partition, QuantizeSpec, QuantizedTensor, Source, builtin_rule};
 use crate::network::{Network, ParamId};
 use crate::plugin::{Quantizer, Support};
 use crate::precision::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionMap, TensorFormat};
@@ -29,7 +29,8 @@ pub fn rebuild(network: &Arc<Network>, recorded: &RecordedVersion, source: &dyn 
         let no_event = || mismatch(name, format!("version {} has no event of it", recorded.version()));
         let event = recorded.event(name).ok_or_else(no_event)?;
         let format: TensorFormat = event.format.parse()?;
-        entries.push(PrecisionEntry { format, backward: BackwardMode::HighPrecision, rule: "as recorded".to_owned() });
+        let (backward, partition) = (BackwardMode::HighPrecision, Partition::WHOLE);
+        entries.push(PrecisionEntry { format, backward, partition, rule: "as recorded".to_owned() });
     }
     let map = Arc::new(PrecisionMap::seal("as-recorded".to_owned(), network, entries, PartitionPlan::WHOLE));
     let ledger = Ledger::discard();

@@ -152,7 +152,7 @@ impl Snapshot {
 }
 
 /// Hash over the map's digest and the tensor digests sorted by name; the version number is not part of it.
-fn policy_digest(network: &Network, map: &PrecisionMap, digests: &[Digest]) -> Digest {
+pub(super) fn policy_digest(network: &Network, map: &PrecisionMap, digests: &[Digest]) -> Digest {
     let mut named: Vec<(&str, &Digest)> =
         network.parameters.iter().map(|parameter| parameter.name.as_str()).zip(digests).collect();
     named.sort_unstable();

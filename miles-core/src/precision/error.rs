@@ -1,6 +1,8 @@
 //! What can be wrong with a precision decision.
 
-use super::PartitionPlan;
+use std::fmt;
+
+use super::{PartitionPlan, RuleAt};
 use crate::format::FormatError;
 use crate::network::Role;
 
@@ -21,13 +23,44 @@ pub enum PrecisionError {
         /// Every known name.
         known: Vec<&'static str>,
     },
-    /// An override that decides nothing: it matches no tensor, or only tensors that an earlier one took.
-    #[error("rule `{rule}` decides no tensor of this model")]
+    /// An override that decides nothing.
+    #[error("rule `{rule}` decides no tensor of this model: {cause}")]
     RuleWithoutEffect {
         /// The rule.
         rule: String,
+        /// Why.
+        cause: NoEffect,
     },
-    /// A layer range that is empty or backwards.
+    /// A list that no rule of matches a tensor.
+    #[error("no rule of `{list}` matches `{tensor}`; a last rule without conditions matches everything")]
+    Undecided {
+        /// The list.
+        list: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A format that a backend does not do.
+    #[error(
+        "backend `{backend}` cannot do {format}, which rule `{rule}` gives {tensors} {} tensors, first `{tensor}` (it can: {})",
+        role.name(), can.join(", ")
+    )]
+    BackendLacks {
+        /// The backend.
+        backend: Box<str>,
+        /// The format.
+        format: String,
+        /// The rule.
+        rule: Box<str>,
+        /// Role of the tensors.
+        role: Role,
+        /// Number of tensors that the rule gives the format.
+        tensors: usize,
+        /// The first of them.
+        tensor: String,
+        /// Formats that it can do.
+        can: Box<[String]>,
+    },
+    /// A condition that is empty, backwards or asks nothing.
     #[error("rule `{rule}`: {why}")]
     BadRule {
         /// The rule.
@@ -40,11 +73,11 @@ pub enum PrecisionError {
     PairSplit {
         /// First half.
         gate: String,
-        /// Its format and backward mode.
+        /// Its format, backward mode and cut, and the rule that gave them.
         gate_decision: String,
         /// Second half.
         up: String,
-        /// Its format and backward mode.
+        /// Its format, backward mode and cut, and the rule that gave them.
         up_decision: String,
     },
     /// A tensor that is not the weight of a linear layer was given a quantized format.
@@ -104,4 +137,30 @@ pub enum PrecisionError {
         /// What does not come out even.
         source: Box<FormatError>,
     },
+}
+
+/// Why a rule decides nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoEffect {
+    /// No tensor meets its conditions.
+    MatchesNothing,
+    /// Earlier rules took every tensor that does.
+    Taken {
+        /// Number of tensors that meet its conditions.
+        tensors: usize,
+        /// The rules that took them, in order.
+        by: Vec<RuleAt>,
+    },
+}
+
+impl fmt::Display for NoEffect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoEffect::MatchesNothing => f.write_str("none meets its conditions"),
+            NoEffect::Taken { tensors, by } => {
+                let by: Vec<String> = by.iter().map(ToString::to_string).collect();
+                write!(f, "all {tensors} that meet its conditions are taken by {}", by.join(" and "))
+            }
+        }
+    }
 }

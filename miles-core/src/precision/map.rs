@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::PartitionPlan;
 use crate::digest::Digest;
 use crate::format::{FormatError, FormatId, Partition};
-use crate::network::{Inventory, ParamId};
+use crate::network::{Inventory, ParamId, Role};
 use crate::tensor::Dtype;
 
 /// Format of one tensor in a policy. In text `bf16`, `f16` and `f32` are dense, every other name is a format's.
@@ -86,8 +86,19 @@ pub struct PrecisionEntry {
     pub format: TensorFormat,
     /// Operands of the backward products (always `HighPrecision` for a dense tensor).
     pub backward: BackwardMode,
+    /// The cut: [`Partition::WHOLE`] for everything but a quantized matrix of a routed expert that the plan cuts and no
+    /// rule keeps whole.
+    pub partition: Partition,
     /// The rule that decided, for people.
     pub rule: String,
+}
+
+impl PrecisionEntry {
+    /// Whether the plan would cut the tensor and a rule keeps it whole.
+    #[must_use]
+    pub fn is_kept_whole(&self, role: Role, plan: PartitionPlan) -> bool {
+        matches!(self.format, TensorFormat::Quantized(_)) && self.partition != plan.partition(role)
+    }
 }
 
 /// The decision for every tensor of an inventory.
@@ -102,8 +113,8 @@ pub struct PrecisionMap {
 impl PrecisionMap {
     /// Seals one entry per parameter of `inventory`, in [`ParamId`] order.
     ///
-    /// The digest covers, per tensor sorted by name, its name, shape, format and backward mode, then the plan where it
-    /// cuts anything; not the rule's wording.
+    /// The digest covers, per tensor sorted by name, its name, shape, format, backward mode and whether a rule keeps it
+    /// whole, then the plan where it cuts anything; not the rule's wording.
     #[must_use]
     pub(crate) fn seal(
         recipe: String,
@@ -117,7 +128,10 @@ impl PrecisionMap {
             .iter()
             .zip(&entries)
             .map(|(parameter, entry)| {
-                format!("{} {:?} {} {}\n", parameter.name, parameter.shape, entry.format, entry.backward.name())
+                let is_kept = entry.is_kept_whole(parameter.role, plan);
+                let kept = if is_kept { " whole" } else { "" };
+                let (format, backward) = (&entry.format, entry.backward.name());
+                format!("{} {:?} {format} {backward}{kept}\n", parameter.name, parameter.shape)
             })
             .collect();
         lines.sort_unstable();
@@ -155,14 +169,11 @@ impl PrecisionMap {
         self.plan
     }
 
-    /// The cut of one parameter of `inventory`, which the map is of: [`Partition::WHOLE`] for everything but a quantized
-    /// matrix of a routed expert.
+    /// The cut of one parameter of `inventory`, which the map is of.
     #[must_use]
     pub fn partition(&self, inventory: &Inventory, id: ParamId) -> Partition {
-        match self.entry(id).format {
-            TensorFormat::Dense(_) => Partition::WHOLE,
-            TensorFormat::Quantized(_) => self.plan.partition(inventory.parameter(id).role),
-        }
+        debug_assert_eq!(self.entries.len(), inventory.parameters.len());
+        self.entry(id).partition
     }
 
     /// Hash of the whole map.

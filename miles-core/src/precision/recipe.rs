@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BackwardMode, Layers, PrecisionError, Rule, TensorFormat};
+use super::{BackwardMode, Layers, PrecisionError, Rule, RuleList, TensorFormat};
 use crate::format::FormatId;
 use crate::network::{Inventory, Role};
 use crate::registry::nearest;
@@ -52,8 +52,28 @@ const HIGH_PRECISION_TAIL_PERCENT: u8 = 15;
 
 const ROUTED_EXPERTS: [Role; 3] = [Role::ExpertGate, Role::ExpertUp, Role::ExpertDown];
 const DENSE_MLP: [Role; 3] = [Role::MlpGate, Role::MlpUp, Role::MlpDown];
-const ATTENTION: [Role; 6] =
-    [Role::AttentionQ, Role::AttentionK, Role::AttentionV, Role::AttentionO, Role::MlaQDown, Role::MlaKvDown];
+const ATTENTION: [Role; 8] = [
+    Role::AttentionQ,
+    Role::AttentionK,
+    Role::AttentionV,
+    Role::AttentionO,
+    Role::LinearAttentionIn,
+    Role::LinearAttentionOut,
+    Role::MlaQDown,
+    Role::MlaKvDown,
+];
+/// Set apart from the weights of linear layers, or so small that a format saves nothing.
+const NEVER_QUANTIZED: [Role; 9] = [
+    Role::Embedding,
+    Role::Head,
+    Role::Norm,
+    Role::Bias,
+    Role::AttentionSink,
+    Role::LinearAttentionConv,
+    Role::LinearAttentionGates,
+    Role::Router,
+    Role::SharedExpertGate,
+];
 const BF16: TensorFormat = TensorFormat::Dense(Dtype::Bf16);
 
 impl Recipe {
@@ -113,23 +133,31 @@ impl Recipe {
         }
     }
 
-    /// The rules, first match wins; the last one matches everything.
+    /// The rules, first match wins; the last one matches everything. Together with the name they are
+    /// [`list`](Self::list).
     #[must_use]
     pub fn rules(self, inventory: &Inventory) -> Vec<Rule> {
         let mut rules = vec![
-            Rule::roles(&[Role::RouterBias], TensorFormat::Dense(Dtype::F32)),
-            Rule::roles(&[Role::Embedding, Role::Head, Role::Norm, Role::Bias, Role::Router], BF16),
+            Rule::roles(&[Role::RouterBias, Role::LinearAttentionDecay], TensorFormat::Dense(Dtype::F32)),
+            Rule::roles(&NEVER_QUANTIZED, BF16),
         ];
         if let Some(format) = self.format() {
             let quantized = TensorFormat::Quantized(format);
             let tail = Layers::LastPercent(HIGH_PRECISION_TAIL_PERCENT);
+            rules.push(Rule::roles(&[Role::Mtp], BF16));
             rules.push(Rule::roles(&[Role::SharedGate, Role::SharedUp, Role::SharedDown], BF16));
             rules.push(Rule::roles(&[Role::MlaQUp, Role::MlaKvUp], BF16));
             rules.push(Rule::layers(tail, BF16));
             rules.push(Rule::roles(&self.quantized_roles(inventory), quantized));
         }
-        rules.push(Rule::layers(Layers::All, BF16));
+        rules.push(Rule::everything(BF16));
         rules
+    }
+
+    /// The recipe as a list: to print, to edit, and to resolve under another name.
+    #[must_use]
+    pub fn list(self, inventory: &Inventory) -> RuleList {
+        RuleList { name: self.name().to_owned(), backward: self.backward(), rules: self.rules(inventory) }
     }
 
     /// What a person should know about this recipe on this model and may not expect.

@@ -1,8 +1,11 @@
-//! From a recipe and overrides to the sealed map.
+//! From a list of rules to the sealed map.
 
-use super::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, TensorFormat};
-use crate::format::{Axis, FormatError, FormatId, FormatRule, QuantizeSpec, builtin_rule, builtin_rules};
-use crate::network::{Inventory, Parameter, Role};
+use super::{
+    BackwardMode, PartitionPlan, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, RuleList, RulePartition,
+    TensorFormat,
+};
+use crate::format::{Axis, FormatError, FormatId, FormatRule, Partition, QuantizeSpec, builtin_rule, builtin_rules};
+use crate::network::{Inventory, Parameter};
 use crate::registry;
 
 /// Decides every tensor of an inventory (a network has one): the first match among `overrides`, then among the recipe's rules.
@@ -29,35 +32,51 @@ pub fn resolve_with(
     formats: &[&dyn FormatRule],
     plan: PartitionPlan,
 ) -> Result<PrecisionMap, PrecisionError> {
-    overrides.iter().try_for_each(Rule::check)?;
+    let list = recipe.list(inventory).with_overrides(overrides);
+    let map = resolve_list(inventory, &list, formats, plan)?;
+    list.refuse_idle(inventory, overrides.len())?;
+    Ok(map)
+}
+
+/// Decides every tensor of an inventory by a list alone. A rule of it that decides nothing is no error here;
+/// [`RuleList::uses`] finds it.
+///
+/// # Errors
+/// As [`resolve_with`]; also [`PrecisionError::Undecided`] when no rule matches a tensor.
+pub fn resolve_list(
+    inventory: &Inventory,
+    list: &RuleList,
+    formats: &[&dyn FormatRule],
+    plan: PartitionPlan,
+) -> Result<PrecisionMap, PrecisionError> {
+    list.rules.iter().try_for_each(Rule::check)?;
     if !plan.is_whole() && inventory.parameters.iter().all(|parameter| parameter.expert.is_none()) {
         return Err(PrecisionError::NothingToCut { plan });
     }
     let layers = inventory.layer_count();
-    let recipe_rules = recipe.rules(inventory);
-    let rules: Vec<&Rule> = overrides.iter().chain(&recipe_rules).collect();
-    let mut decided = vec![false; rules.len()];
+    let texts: Vec<String> = list.rules.iter().map(ToString::to_string).collect();
     let mut entries = Vec::with_capacity(inventory.parameters.len());
     for parameter in &inventory.parameters {
-        // The recipe's last rule matches everything.
-        let index = rules.iter().position(|rule| rule.matches(parameter, layers)).unwrap_or(rules.len() - 1);
-        decided[index] = true;
-        let rule = rules[index];
-        let backward = match rule.format {
-            TensorFormat::Dense(_) => BackwardMode::HighPrecision,
-            TensorFormat::Quantized(_) => rule.backward.unwrap_or(recipe.backward()),
+        let found = list.rules.iter().position(|rule| rule.matches(parameter, layers));
+        let index = found.ok_or_else(|| list.undecided(parameter))?;
+        let rule = &list.rules[index];
+        let (backward, partition) = match &rule.format {
+            TensorFormat::Dense(_) => (BackwardMode::HighPrecision, Partition::WHOLE),
+            TensorFormat::Quantized(format) => {
+                let arithmetic = check_fit(parameter, format, rule, formats)?;
+                let backward = rule.backward.unwrap_or(list.backward);
+                let partition = match rule.partition {
+                    Some(RulePartition::Whole) => Partition::WHOLE,
+                    None => plan.partition(parameter.role),
+                };
+                check_cut(parameter, format, backward, arithmetic.rule(), (plan, partition))?;
+                (backward, partition)
+            }
         };
-        if let TensorFormat::Quantized(format) = &rule.format {
-            let arithmetic = check_fit(parameter, format, rule, formats)?;
-            check_cut(parameter, format, backward, arithmetic.rule(), plan)?;
-        }
-        entries.push(PrecisionEntry { format: rule.format.clone(), backward, rule: rule.to_string() });
-    }
-    if let Some(rule) = overrides.iter().zip(&decided).find_map(|(rule, decided)| (!decided).then_some(rule)) {
-        return Err(PrecisionError::RuleWithoutEffect { rule: rule.to_string() });
+        entries.push(PrecisionEntry { format: rule.format.clone(), backward, partition, rule: texts[index].clone() });
     }
     check_pairs(inventory, &entries)?;
-    Ok(PrecisionMap::seal(recipe.name().to_owned(), inventory, entries, plan))
+    Ok(PrecisionMap::seal(list.name.clone(), inventory, entries, plan))
 }
 
 /// A format's arithmetic: passed in, or made from its registered name.
@@ -81,7 +100,7 @@ fn check_fit<'a>(
     rule: &Rule,
     formats: &[&'a dyn FormatRule],
 ) -> Result<Arithmetic<'a>, PrecisionError> {
-    if matches!(parameter.role, Role::Embedding | Role::Norm | Role::Bias | Role::RouterBias) {
+    if !parameter.is_linear {
         return Err(PrecisionError::NotQuantizable {
             tensor: parameter.name.clone(),
             role: parameter.role,
@@ -116,9 +135,9 @@ fn check_cut(
     format: &FormatId,
     backward: BackwardMode,
     arithmetic: &dyn FormatRule,
-    plan: PartitionPlan,
+    (plan, partition): (PartitionPlan, Partition),
 ) -> Result<(), PrecisionError> {
-    let (partition, (rows, cols)) = (plan.partition(parameter.role), parameter.rows_cols());
+    let (rows, cols) = parameter.rows_cols();
     if partition.is_whole() {
         return Ok(());
     }
@@ -149,11 +168,15 @@ fn unknown_format(format: &FormatId, rule: &Rule, formats: &[&dyn FormatRule]) -
 }
 
 fn check_pairs(inventory: &Inventory, entries: &[PrecisionEntry]) -> Result<(), PrecisionError> {
-    let decision = |entry: &PrecisionEntry| format!("{} ({})", entry.format, entry.backward.name());
+    let decision = |entry: &PrecisionEntry| {
+        let cut = if entry.partition.is_whole() { String::new() } else { format!(", cut as {}", entry.partition) };
+        format!("{} ({}{cut}) by rule `{}`", entry.format, entry.backward.name(), entry.rule)
+    };
     for (parameter, entry) in inventory.parameters.iter().zip(entries) {
         let Some(other) = parameter.pair else { continue };
         let other_entry = &entries[other.index()];
-        if (&entry.format, entry.backward) != (&other_entry.format, other_entry.backward) {
+        let decided = |entry: &PrecisionEntry| (entry.format.clone(), entry.backward, entry.partition);
+        if decided(entry) != decided(other_entry) {
             return Err(PrecisionError::PairSplit {
                 gate: parameter.name.clone(),
                 gate_decision: decision(entry),

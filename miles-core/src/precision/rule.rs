@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BackwardMode, PrecisionError, TensorFormat};
+use super::{BackwardMode, PrecisionError, ShapeCondition, TensorFormat};
 use crate::network::{Parameter, Role};
 
 /// One line of a rule list. A tensor gets the effect of the first rule whose every condition it meets.
@@ -20,14 +20,29 @@ pub struct Rule {
     /// Pattern that the whole tensor name matches, `*` standing for any characters; absent: every name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Format given.
+    /// Bounds on the size that matches; absent: every size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<ShapeCondition>,
+    /// Format given, a variant included.
     pub format: TensorFormat,
-    /// Backward mode given; absent: that of the recipe.
+    /// Backward mode given; absent: that of the list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backward: Option<BackwardMode>,
+    /// Cut given; absent: that of the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<RulePartition>,
 }
 
-/// Decoder layers that a rule matches. A tensor outside the layers (embedding, final norm, head) matches `All` only.
+/// What a rule says about the cut of its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RulePartition {
+    /// Quantized in one piece, whatever the plan cuts.
+    Whole,
+}
+
+/// Decoder layers that a rule matches. A tensor outside the layers (embedding, final norm, head) matches `All` only;
+/// predicted layers (MTP) are behind the last one and match `All` and `Range`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layers {
@@ -43,22 +58,36 @@ pub enum Layers {
 }
 
 impl Rule {
+    /// Gives every tensor a format.
+    #[must_use]
+    pub fn everything(format: TensorFormat) -> Self {
+        Rule {
+            roles: Vec::new(),
+            layers: Layers::All,
+            name: None,
+            shape: None,
+            format,
+            backward: None,
+            partition: None,
+        }
+    }
+
     /// Gives tensors of some roles a format, in every layer.
     #[must_use]
     pub fn roles(roles: &[Role], format: TensorFormat) -> Self {
-        Rule { roles: roles.to_vec(), layers: Layers::All, name: None, format, backward: None }
+        Rule { roles: roles.to_vec(), ..Rule::everything(format) }
     }
 
     /// Gives every tensor of some layers a format.
     #[must_use]
     pub fn layers(layers: Layers, format: TensorFormat) -> Self {
-        Rule { roles: Vec::new(), layers, name: None, format, backward: None }
+        Rule { layers, ..Rule::everything(format) }
     }
 
     /// Gives tensors whose name matches a pattern a format.
     #[must_use]
     pub fn name(pattern: &str, format: TensorFormat) -> Self {
-        Rule { roles: Vec::new(), layers: Layers::All, name: Some(pattern.to_owned()), format, backward: None }
+        Rule { name: Some(pattern.to_owned()), ..Rule::everything(format) }
     }
 
     /// The same with a backward mode of its own.
@@ -67,21 +96,37 @@ impl Rule {
         Rule { backward: Some(backward), ..self }
     }
 
-    /// Whether the rule decides for this parameter of a network of `layer_count` layers.
+    /// The same for tensors of some sizes only.
+    #[must_use]
+    pub fn with_shape(self, shape: ShapeCondition) -> Self {
+        Rule { shape: Some(shape), ..self }
+    }
+
+    /// The same, and its tensors are quantized in one piece whatever the plan cuts.
+    #[must_use]
+    pub fn whole(self) -> Self {
+        Rule { partition: Some(RulePartition::Whole), ..self }
+    }
+
+    /// Whether every condition of the rule holds for a parameter of a model of `layer_count` layers.
     #[must_use]
     pub fn matches(&self, parameter: &Parameter, layer_count: usize) -> bool {
         (self.roles.is_empty() || self.roles.contains(&parameter.role))
             && self.layers.contains(parameter.layer, layer_count)
             && self.name.as_ref().is_none_or(|pattern| glob(pattern.as_bytes(), parameter.name.as_bytes()))
+            && self.shape.as_ref().is_none_or(|shape| shape.contains(parameter))
     }
 
-    /// Refuses layer conditions that cannot match anything.
+    /// Refuses conditions that cannot match anything, or ask nothing.
     pub(super) fn check(&self) -> Result<(), PrecisionError> {
         let why = match self.layers {
             Layers::Range(first, end) if first >= end => "the layer range is empty",
             Layers::First(0) => "the first 0 layers are none",
             Layers::LastPercent(percent) if percent == 0 || percent > 100 => "a share is from 1 to 100 percent",
-            _ => return Ok(()),
+            _ => match self.shape.as_ref().and_then(ShapeCondition::mistake) {
+                Some(mistake) => mistake,
+                None => return Ok(()),
+            },
         };
         Err(PrecisionError::BadRule { rule: self.to_string(), why })
     }
@@ -92,10 +137,10 @@ impl Layers {
         match (self, layer) {
             (Layers::All, _) => true,
             (_, None) => false,
-            (Layers::First(count), Some(layer)) => layer < *count,
+            (Layers::First(count), Some(layer)) => layer < (*count).min(layer_count),
             (Layers::LastPercent(percent), Some(layer)) => {
                 let last = (layer_count * usize::from(*percent)).div_ceil(100);
-                layer + last >= layer_count
+                layer < layer_count && layer + last >= layer_count
             }
             (Layers::Range(first, end), Some(layer)) => (*first..*end).contains(&layer),
         }
@@ -115,9 +160,13 @@ impl fmt::Display for Rule {
             Layers::Range(first, end) => conditions.push(format!("layers {first}..{end}")),
         }
         conditions.extend(self.name.clone());
+        conditions.extend(self.shape.as_ref().map(ToString::to_string));
         let conditions = if conditions.is_empty() { "everything".to_owned() } else { conditions.join(", ") };
         write!(f, "{conditions} -> {}", self.format)?;
-        self.backward.map_or(Ok(()), |backward| write!(f, " ({})", backward.name()))
+        if let Some(backward) = self.backward {
+            write!(f, " ({})", backward.name())?;
+        }
+        self.partition.map_or(Ok(()), |RulePartition::Whole| f.write_str(", whole"))
     }
 }
 

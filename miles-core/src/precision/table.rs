@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{PartitionPlan, PrecisionMap, TensorFormat};
+use super::{PartitionPlan, PrecisionEntry, PrecisionMap, TensorFormat};
 use crate::format::{QuantizeSpec, ScaleKind, builtin_rule};
 use crate::network::{Inventory, Parameter};
 
@@ -54,8 +54,7 @@ impl PrecisionTable {
             group.layers.extend(parameter.layer);
             group.tensors += 1;
             group.elements += parameter.elements();
-            group.bytes =
-                group.bytes.zip(stored_bytes(parameter, &entry.format, map.plan())).map(|(sum, bytes)| sum + bytes);
+            group.bytes = group.bytes.zip(stored_bytes(parameter, entry)).map(|(sum, bytes)| sum + bytes);
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(_, group)| group.first);
@@ -148,12 +147,13 @@ impl Group {
     }
 }
 
-fn stored_bytes(parameter: &Parameter, format: &TensorFormat, plan: PartitionPlan) -> Option<usize> {
-    match format {
+/// Bytes of one tensor, scales included; `None` for a format whose layout is not built in.
+pub(super) fn stored_bytes(parameter: &Parameter, entry: &PrecisionEntry) -> Option<usize> {
+    match &entry.format {
         TensorFormat::Dense(dtype) => Some(parameter.elements() * dtype.element_bytes()),
         TensorFormat::Quantized(id) => {
             let (rows, cols) = parameter.rows_cols();
-            let spec = QuantizeSpec::weight(id.clone()).with_partition(plan.partition(parameter.role));
+            let spec = QuantizeSpec::weight(id.clone()).with_partition(entry.partition);
             let layout = builtin_rule(id)?.layout(rows, cols, &spec).ok()?;
             let scale_bytes = if layout.scale_kind == ScaleKind::F32 { 4 } else { 1 };
             Some(layout.codes_bytes + layout.scale_rows * layout.scale_cols * scale_bytes + 4 * layout.outer_len)

@@ -33,19 +33,7 @@ impl FormatRule for Int8PerRow {
             scales.push(scale);
             codes.extend(row.iter().map(|x| (x / scale).round() as i8 as u8));
         }
-        let parts = QuantizedParts {
-            format: self.id(),
-            operand: spec.operand,
-            axis: spec.axis,
-            scope: spec.scope,
-            partition: spec.partition,
-            rows: source.rows(),
-            cols: source.cols(),
-            codes,
-            scales: BlockScales::F32(scales),
-            outer: vec![],
-            amax: vec![],
-        };
+        let parts = QuantizedParts::new(source, spec, codes, BlockScales::F32(scales));
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 

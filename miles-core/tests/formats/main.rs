@@ -4,6 +4,7 @@
 mod assemble;
 mod custom;
 mod digest;
+mod empty;
 mod field_cases;
 mod layouts;
 mod nvfp4_partition;

@@ -1,5 +1,6 @@
 //! From a [`RunConfig`] to a [`Plan`]: every range, name and contradiction.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use miles_core::model::ModelConfig;
@@ -11,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{
     CheckpointPlan, ConfigErrors, ConfigFingerprint, ConfigIssue, DataPlan, EvaluationPlan, ModelPlan, NamedPlugin,
-    OnRewardError, Plan, PrecisionPlan, RolloutPlan, RunConfig, RunPlan, TrainPlan, Why,
+    OnRewardError, Plan, PrecisionPlan, RolloutPlan, RunConfig, RunPlan, StorePlan, TrainPlan, Why,
 };
 use crate::data::{Date, Fields};
 use crate::export::{ExportExperts, ExportForm, ExportPlan};
@@ -26,6 +27,7 @@ pub(super) fn plan(config: &RunConfig) -> Result<Plan, ConfigErrors> {
     train(config, &mut issues);
     evaluation(config, &mut issues);
     files(config, &mut issues);
+    store(config, &mut issues);
     export(config, &mut issues);
     let recipe = issues.take("precision.recipe", &config.precision.recipe, config.precision.recipe.parse::<Recipe>());
     let (shards, axis) = (config.precision.expert_tensor_parallel, config.precision.partition_axis);
@@ -176,6 +178,13 @@ fn files(config: &RunConfig, issues: &mut Issues) {
     }
 }
 
+fn store(config: &RunConfig, issues: &mut Issues) {
+    let store = &config.store;
+    issues.range("store.keep_last", store.keep_last, store.keep_last > 0, "at least 1");
+    let rate = store.bytes_per_second;
+    issues.range("store.bytes_per_second", rate.unwrap_or(1), rate != Some(0), "at least 1");
+}
+
 fn export(config: &RunConfig, issues: &mut Issues) {
     if config.export.experts == ExportExperts::Packed && config.export.form == ExportForm::AsHeld {
         let with = "export.form = as-held".to_owned();
@@ -277,6 +286,7 @@ fn assemble(
             group_size: rollout.group_size,
             sampling,
             max_running: rollout.max_running,
+            publication: rollout.publication,
         },
         reward: named(&config.reward.name, &config.reward.options),
         on_reward_error,
@@ -300,6 +310,13 @@ fn assemble(
             micro_batch_tokens: train.micro_batch_tokens,
             mini_batches: train.mini_batches,
             train_router: train.train_router,
+            masters: train.masters,
+        },
+        store: StorePlan {
+            kind: config.store.kind,
+            keep_last: config.store.keep_last,
+            verified: config.store.verified,
+            bytes_per_second: config.store.bytes_per_second.and_then(NonZeroU64::new),
         },
         checkpoint: CheckpointPlan {
             every: (config.checkpoint.every > 0).then_some(config.checkpoint.every),

@@ -7,12 +7,16 @@ use serde_json::{Map, Value};
 use super::{LearningRateSchedule, RunConfig};
 
 /// Keys that may differ between a run and its resumption: where results go, how fast they come and what is watched.
-const FREE: [&str; 11] = [
+const FREE: [&str; 15] = [
     "run.name",
     "run.out",
     "run.existing",
     "run.threads",
     "rollout.max_running",
+    "store.kind",
+    "store.keep_last",
+    "store.verified",
+    "store.bytes_per_second",
     "checkpoint.every",
     "checkpoint.keep_last",
     "checkpoint.at_end",

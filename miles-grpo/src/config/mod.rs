@@ -18,12 +18,12 @@ pub use digest::ConfigFingerprint;
 pub use error::{ConfigErrors, ConfigIssue, Why};
 pub use plan::{
     CheckpointPlan, DataPlan, EvaluationPlan, ModelPlan, NamedPlugin, OnRewardError, Plan, PrecisionPlan, RolloutPlan,
-    RunPlan, TrainPlan,
+    RunPlan, StorePlan, TrainPlan,
 };
 pub use run_config::{
     AdvantageSection, CheckpointSection, DataSection, EvalSection, ExistingOutput, ExportSection, LearningRateSchedule,
     LossSection, ModelSection, PrecisionSection, RewardSection, RolloutSection, RunConfig, RunSection,
-    SchedulerSection, TrainSection,
+    SchedulerSection, StoreKind, StoreSection, TrainSection,
 };
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! A config that was checked: what stages read. `Option` stands only for things that a run may be without.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-use miles_core::plugin::{ActivationDtype, AdamW, Sampling};
+use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, PublicationMode, Sampling};
 use miles_core::precision::{PartitionPlan, Recipe, Rule};
 use serde_json::Value;
 
-use super::{ConfigErrors, ConfigFingerprint, ConfigIssue, ExistingOutput, RunConfig, check};
+use super::{ConfigErrors, ConfigFingerprint, ConfigIssue, ExistingOutput, RunConfig, StoreKind, check};
 use crate::data::{Date, Fields};
 use crate::export::ExportPlan;
 use crate::learning_rate::LearningRate;
@@ -38,6 +39,8 @@ pub struct Plan {
     pub train: TrainPlan,
     /// Held-out evaluation.
     pub evaluation: Option<EvaluationPlan>,
+    /// Where versions live.
+    pub store: StorePlan,
     /// Saving.
     pub checkpoint: CheckpointPlan,
     /// Final export.
@@ -140,6 +143,8 @@ pub struct RolloutPlan {
     pub sampling: Sampling,
     /// Completions that decode at the same time.
     pub max_running: usize,
+    /// What becomes of running completions when a version is published.
+    pub publication: PublicationMode,
 }
 
 /// A registered name and its options.
@@ -177,6 +182,8 @@ pub struct TrainPlan {
     pub mini_batches: usize,
     /// Whether routers are trained.
     pub train_router: bool,
+    /// Number type of the master weights.
+    pub masters: MasterDtype,
 }
 
 /// Held-out evaluation.
@@ -190,6 +197,19 @@ pub struct EvaluationPlan {
     pub samples: usize,
     /// How tokens are drawn.
     pub sampling: Sampling,
+}
+
+/// Where versions live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorePlan {
+    /// In memory or in a directory.
+    pub kind: StoreKind,
+    /// Newest versions kept.
+    pub keep_last: usize,
+    /// Whether digests are computed again.
+    pub verified: bool,
+    /// Changed bytes that a publication takes in a second.
+    pub bytes_per_second: Option<NonZeroU64>,
 }
 
 /// Saving.

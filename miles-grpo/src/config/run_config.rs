@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use miles_core::plugin::ActivationDtype;
+use miles_core::plugin::{ActivationDtype, MasterDtype, PublicationMode};
 use miles_core::precision::{PartitionAxis, Rule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -53,6 +53,8 @@ pub struct RunConfig {
     pub train: TrainSection,
     /// `[eval]`
     pub eval: EvalSection,
+    /// `[store]`
+    pub store: StoreSection,
     /// `[checkpoint]`
     pub checkpoint: CheckpointSection,
     /// `[export]`
@@ -144,6 +146,9 @@ section!(
         max_new_tokens: usize = 64,
         /// Completions that decode at the same time.
         max_running: usize = 64,
+        /// What becomes of running completions when a version is published: `finish` on the old one, `continue` on the
+        /// new one between two tokens, `abort-and-resubmit` their groups.
+        publication: PublicationMode = PublicationMode::Finish,
     }
 );
 
@@ -214,6 +219,8 @@ section!(
         mini_batches: usize = 1,
         /// Whether routers are trained.
         train_router: bool = true,
+        /// Number type of the master weights: `f32`, or `bf16`, half as large, whose updates are rounded stochastically.
+        masters: MasterDtype = MasterDtype::F32,
     }
 );
 
@@ -226,6 +233,20 @@ section!(
         samples: usize = 1,
         /// Temperature; 0 takes the largest logit.
         temperature: f32 = 0.0,
+    }
+);
+
+section!(
+    /// `[store]`: where policy versions live while the run goes on. A store passed as a value is used instead.
+    StoreSection {
+        /// `memory`, or `directory`: one folder per version in `versions/` of the output directory.
+        kind: StoreKind = StoreKind::Memory,
+        /// Newest versions kept.
+        keep_last: usize = 2,
+        /// Whether every digest is computed again when a version is published and when it is read.
+        verified: bool = false,
+        /// Changed bytes that a publication takes in a second; left out, as many as there are.
+        bytes_per_second: Option<u64> = None,
     }
 );
 
@@ -261,6 +282,16 @@ pub enum ExistingOutput {
     Resume,
     /// Delete what the old run left and start from the beginning.
     Overwrite,
+}
+
+/// Where policy versions live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// In memory.
+    Memory,
+    /// In a directory.
+    Directory,
 }
 
 /// Course of the learning rate after warm-up.

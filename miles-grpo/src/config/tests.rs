@@ -158,6 +158,8 @@ fn every_fault_of_checking_is_reported_at_once() {
             ("eval.samples", "0"),
             ("eval.temperature", "-1"),
             ("checkpoint.keep_last", "0"),
+            ("store.keep_last", "0"),
+            ("store.bytes_per_second", "0"),
             ("data.eval", "no-such-file"),
             ("export.experts", "packed"),
             ("precision.recipe", "nvfp4-dequantised"),

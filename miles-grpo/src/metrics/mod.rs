@@ -5,6 +5,8 @@
 //! | `rollout/reward_mean`, `rollout/reward_std` | over every judged completion (population deviation) |
 //! | `rollout/response_tokens_mean` | tokens per completion |
 //! | `rollout/truncated_fraction` | completions that the engine ended by length |
+//! | `rollout/recomputed_tokens` | tokens whose keys and values were computed again for a new version |
+//! | `rollout/aborted_completions`, `rollout/aborted_tokens` | completions that a new version threw away, and their tokens |
 //! | `reward/errors` | completions that could not be judged |
 //! | `train/loss`, `train/grad_norm`, `train/grad_norm/<part>` | mean over the step's optimizer steps |
 //! | `train/learning_rate` | of the step |

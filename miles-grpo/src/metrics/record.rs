@@ -64,6 +64,10 @@ fn rollout(record: &mut Recorder, facts: StepFacts<'_>) -> Result<(), StageError
     record.number("rollout/reward_std", rewards.deviation)?;
     record.number("rollout/response_tokens_mean", response_tokens)?;
     record.number("rollout/truncated_fraction", values::truncated_fraction(sampled))?;
+    let stats = sampled.stats();
+    record.count("rollout/recomputed_tokens", stats.recomputed_tokens as u64);
+    record.count("rollout/aborted_completions", stats.aborted_completions as u64);
+    record.count("rollout/aborted_tokens", stats.aborted_tokens as u64);
     record.count("reward/errors", rewarded.errors() as u64);
     record.count("train/zero_std_groups", values::zero_std_groups(rewarded) as u64);
     Ok(())

@@ -1,6 +1,7 @@
 //! What a stage refuses.
 
 use miles_core::plugin::RewardError;
+use miles_core::policy::PolicyVersion;
 
 /// Something that a plug-in or a stage made and the next stage cannot use.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +22,20 @@ pub enum StageError {
         prompt: u64,
         /// What differs.
         why: String,
+    },
+    /// A token of another policy version than the one that should have been sampled from.
+    #[error("prompt {prompt}, completion {sample}: token {token} was drawn from version {version}, not {expected}")]
+    ForeignToken {
+        /// Prompt, as its index in the data.
+        prompt: u64,
+        /// Completion in the group.
+        sample: usize,
+        /// Token in the completion.
+        token: usize,
+        /// Version that the token was drawn from.
+        version: PolicyVersion,
+        /// Version that was published.
+        expected: PolicyVersion,
     },
     /// A completion that could not be judged, under the policy that this ends the run.
     #[error("prompt {prompt}, completion {sample}: {source}")]

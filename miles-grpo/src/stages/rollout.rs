@@ -4,7 +4,7 @@ use miles_core::plugin::{
     CancelToken, CompletionGroup, FinishReason, GenerateRequest, PromptRequest, Rollout, RolloutEngine, RolloutStats,
     Sampling,
 };
-use miles_core::policy::{PolicyError, PolicyStamp};
+use miles_core::policy::{PolicyError, PolicyStamp, PolicyVersion};
 
 use super::StageError;
 use crate::Result;
@@ -27,7 +27,7 @@ pub struct RolloutRequest<'a> {
     pub step: u64,
 }
 
-/// Completions of one step, checked: every token was drawn from the policy of the stamp.
+/// Completions of one step, checked: every token was drawn from the policy of the stamp, and from no other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     rollout: Rollout,
@@ -69,7 +69,9 @@ impl Sampled {
 ///
 /// # Errors
 /// [`PolicyError::StaleVersion`] when another policy than the published one was sampled from;
-/// [`StageError::BadRollout`] when the completions do not belong to the prompts; whatever the engine reports.
+/// [`StageError::ForeignToken`] when one token was; [`RolloutError`](miles_core::plugin::RolloutError) when a token's
+/// version is none of the rollout's; [`StageError::BadRollout`] when the completions do not belong to the prompts;
+/// whatever the engine reports.
 pub async fn sample(engine: &dyn RolloutEngine, request: RolloutRequest<'_>, live: PolicyStamp) -> Result<Sampled> {
     let generate = GenerateRequest {
         prompts: request.indices.iter().map(|&index| prompt(&request, index)).collect(),
@@ -78,12 +80,19 @@ pub async fn sample(engine: &dyn RolloutEngine, request: RolloutRequest<'_>, liv
         step: request.step,
     };
     let rollout = engine.generate(&generate, &CancelToken::default()).await?;
-    if rollout.stamp != live {
-        let stale = PolicyError::StaleVersion { operation: "rollout", expected: live, actual: rollout.stamp };
-        return Err(miles_core::Error::from(stale).into());
-    }
+    is_live(rollout.stamp, live)?;
     check(&rollout, &generate)?;
+    rollout.stamps.iter().try_for_each(|&stamp| is_live(stamp, live))?;
+    rollout.check_versions().map_err(miles_core::Error::from)?;
     Ok(Sampled { rollout })
+}
+
+fn is_live(stamp: PolicyStamp, live: PolicyStamp) -> Result<()> {
+    if stamp == live {
+        return Ok(());
+    }
+    let stale = PolicyError::StaleVersion { operation: "rollout", expected: live, actual: stamp };
+    Err(miles_core::Error::from(stale).into())
 }
 
 fn prompt(request: &RolloutRequest<'_>, index: usize) -> PromptRequest {
@@ -98,14 +107,25 @@ fn check(rollout: &Rollout, asked: &GenerateRequest) -> Result<(), StageError> {
         return Err(StageError::BadRollout { prompt, why });
     }
     for (group, prompt) in rollout.groups.iter().zip(&asked.prompts) {
-        if let Some(why) = fault(group, prompt, rollout.stamp) {
+        if let Some(why) = fault(group, prompt) {
             return Err(StageError::BadRollout { prompt: prompt.key, why });
+        }
+        check_versions(group, rollout.stamp.version)?;
+    }
+    Ok(())
+}
+
+fn check_versions(group: &CompletionGroup, expected: PolicyVersion) -> Result<(), StageError> {
+    for (sample, completion) in group.completions.iter().enumerate() {
+        let foreign = completion.versions.iter().enumerate().find(|(_, version)| **version != expected);
+        if let Some((token, &version)) = foreign {
+            return Err(StageError::ForeignToken { prompt: group.key, sample, token, version, expected });
         }
     }
     Ok(())
 }
 
-fn fault(group: &CompletionGroup, prompt: &PromptRequest, stamp: PolicyStamp) -> Option<String> {
+fn fault(group: &CompletionGroup, prompt: &PromptRequest) -> Option<String> {
     if group.key != prompt.key {
         return Some(format!("the group of prompt {} is in its place", group.key));
     }
@@ -125,12 +145,7 @@ fn fault(group: &CompletionGroup, prompt: &PromptRequest, stamp: PolicyStamp) ->
             let (logprobs, versions) = (completion.logprobs.len(), completion.versions.len());
             Some(format!("completion {sample}: {tokens} tokens, {logprobs} logprobs, {versions} versions"))
         } else {
-            let foreign = completion.versions.iter().position(|&version| version != stamp.version)?;
-            let version = completion.versions[foreign];
-            Some(format!(
-                "completion {sample}: token {foreign} was drawn from version {version}, not {}",
-                stamp.version
-            ))
+            None
         }
     })
 }

@@ -7,7 +7,7 @@ use futures_lite::future::{block_on, yield_now};
 use miles_core::digest::Digest;
 use miles_core::plugin::{
     Advantage, CancelToken, Completion, CompletionGroup, FinishReason, GenerateRequest, Reward, RewardError,
-    RewardInput, Rollout, RolloutEngine, RolloutStats, Sampling,
+    RewardInput, Rollout, RolloutEngine, RolloutError, RolloutStats, Sampling,
 };
 use miles_core::policy::{PolicyError, PolicyStamp, PolicyVersion, Snapshot};
 
@@ -64,6 +64,7 @@ fn told(prompts: &PromptSet) -> Rollout {
     Rollout {
         groups: vec![group(1), group(0)],
         stamp: stamp(1),
+        stamps: vec![stamp(1)],
         logprob_temperature: 1.0,
         stats: RolloutStats::default(),
     }
@@ -147,6 +148,34 @@ fn completions_that_do_not_belong_to_their_prompt_are_refused() {
         spoil(&mut rollout);
         let error = sample(&fixture, rollout, stamp(1)).unwrap_err().to_string();
         assert!(error.contains(word), "{word} in {error}");
+    }
+}
+
+/// O10: the token that gives a lagging engine away is named; so is one that belongs to no policy of the rollout.
+#[test]
+fn o10_a_token_of_another_version_is_named() {
+    let fixture = fixture();
+    let mut lagging = told(&fixture.prompts);
+    lagging.groups[1].completions[1].versions[1] = PolicyVersion(0);
+    let error = sample(&fixture, lagging, stamp(1)).unwrap_err();
+    let Error::Stage(StageError::ForeignToken { prompt: 0, sample: 1, token: 1, version, expected }) = error else {
+        panic!("{error}")
+    };
+    assert_eq!((version, expected), (PolicyVersion(0), PolicyVersion(1)));
+
+    let undeclared = Rollout { stamps: Vec::new(), ..told(&fixture.prompts) };
+    let error = sample(&fixture, undeclared, stamp(1)).unwrap_err();
+    let named = matches!(
+        &error,
+        Error::Core(miles_core::Error::Rollout(RolloutError::UndeclaredVersion { key: 1, sample: 0, token: 0, .. }))
+    );
+    assert!(named, "{error}");
+
+    let other_bytes = PolicyStamp { digest: Digest::of(b"other"), ..stamp(1) };
+    for stamps in [vec![other_bytes], vec![stamp(0), stamp(1)]] {
+        let error = sample(&fixture, Rollout { stamps, ..told(&fixture.prompts) }, stamp(1)).unwrap_err();
+        let stale = matches!(&error, Error::Core(miles_core::Error::Policy(PolicyError::StaleVersion { .. })));
+        assert!(stale, "{error}");
     }
 }
 

@@ -113,6 +113,10 @@ impl PolicyStore for Deaf {
     async fn version(&self, version: PolicyVersion) -> miles_core::Result<Arc<Snapshot>> {
         self.inner.version(version).await
     }
+
+    async fn newer_than(&self, version: Option<PolicyVersion>) -> miles_core::Result<Arc<Snapshot>> {
+        self.inner.newer_than(version).await
+    }
 }
 
 /// O10: new weights that never reach the engine stop the run at the next step, naming both policies.

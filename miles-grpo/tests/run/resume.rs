@@ -48,6 +48,28 @@ fn steps_after_the_checkpoint_are_forgotten_when_a_run_died() {
     assert_eq!(metrics(&workspace.path("died")), metrics(&workspace.path("whole")));
 }
 
+/// The versions that a dead run made after its checkpoint are on disk; they go, and are made again.
+#[test]
+fn a_run_with_its_versions_on_disk_goes_on_from_its_checkpoint() {
+    let workspace = Workspace::new();
+    let whole = workspace.run("whole", &[]).unwrap();
+    let keys = ["checkpoint.every=2", "checkpoint.at_end=false", "store.kind=directory", "store.keep_last=3"];
+    let keys = [&keys[..], &["store.verified=true", "store.bytes_per_second=1000000000"]].concat();
+    finish(workspace.builder("died", &[&keys[..], &["run.steps=5"]].concat())).unwrap();
+    let versions = || {
+        let entries = fs::read_dir(workspace.path("died/versions")).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(versions(), ["version-0000000003", "version-0000000004", "version-0000000005"]);
+    let resumed = workspace.run("died", &[&keys[..], &["run.existing=resume"]].concat()).unwrap();
+    assert_eq!(resumed.summary.policy, whole.summary.policy);
+    assert_eq!(metrics(&workspace.path("died")), metrics(&workspace.path("whole")));
+    let last = format!("version-{:010}", whole.summary.policy.version.0);
+    assert_eq!((versions().len(), versions().last()), (3, Some(&last)));
+}
+
 #[test]
 fn a_run_with_a_constant_rate_can_be_prolonged_and_only_the_newest_checkpoints_are_kept() {
     let workspace = Workspace::new();

@@ -57,11 +57,13 @@ fn bad_data_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn a_format_or_activation_type_that_the_backend_lacks_is_refused_by_name() {
+fn what_the_backend_lacks_is_refused_by_name() {
     let workspace = Workspace::new();
     // A rule, because the recipes keep the only layer of this model in high precision.
     let rule = "precision.rules=[{ roles = [\"mlp-gate\", \"mlp-up\"], format = \"fp8-block\" }]";
-    for (overrides, word) in [(rule, "fp8-block"), ("precision.activations=f32", "F32")] {
+    for (overrides, word) in
+        [(rule, "fp8-block"), ("precision.activations=f32", "F32"), ("rollout.publication=continue", "`continue`")]
+    {
         let error = workspace.run("out", &[overrides]).unwrap_err();
         let unsupported =
             matches!(&error, Error::Core(miles_core::Error::Unsupported { backend, .. }) if backend == "fake");

@@ -9,8 +9,8 @@ use miles_core::checkpoint::Checkpoint;
 use miles_core::format::QuantizedTensor;
 use miles_core::network::Network;
 use miles_core::plugin::{
-    ActivationDtype, AdamW, CancelToken, EngineOptions, GenerateRequest, PromptRequest, Rollout, RolloutEngine,
-    Sampling, TrainBatch, TrainSample, Trainer, TrainerInputs, TrainerOptions,
+    ActivationDtype, AdamW, CancelToken, EngineOptions, GenerateRequest, MasterDtype, PromptRequest, PublicationMode,
+    Rollout, RolloutEngine, Sampling, TrainBatch, TrainSample, Trainer, TrainerInputs, TrainerOptions,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 use miles_core::precision::{PrecisionMap, Recipe, resolve};
@@ -24,6 +24,8 @@ pub fn options(micro_batch_tokens: usize) -> TrainerOptions {
         max_grad_norm: Some(1.0),
         micro_batch_tokens,
         train_router: true,
+        masters: MasterDtype::F32,
+        seed: 0,
         threads: None,
     }
 }
@@ -69,6 +71,7 @@ pub fn engine(cpu: &CpuRef, snapshot: &Arc<Snapshot>, max_running: usize) -> Cpu
         context_tokens: 128,
         threads: None,
         partition: snapshot.map().plan(),
+        publication: PublicationMode::Finish,
     };
     let engine = cpu.engine(options).unwrap();
     block_on(engine.load(Arc::clone(snapshot))).unwrap();

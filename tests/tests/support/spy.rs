@@ -132,6 +132,7 @@ impl RolloutEngine for Delivering {
         let mut rollout = self.inner.generate(request, cancel).await?;
         if self.forging {
             rollout.stamp = self.told.lock().unwrap().unwrap();
+            rollout.stamps = vec![rollout.stamp];
         }
         Ok(rollout)
     }

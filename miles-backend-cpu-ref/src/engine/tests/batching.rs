@@ -66,7 +66,7 @@ fn a_completion_does_not_depend_on_the_other_prompts() {
 fn last_logits(policy: &LoadedPolicy, tokens: &[u32], shared: usize) -> Vec<u32> {
     let layers = policy.network().config.layer_count();
     let mut cache = KvCache::new(policy.activations());
-    let (prefix, run) = (cache.open(layers), cache.open(layers));
+    let (prefix, run) = (cache.open(policy.stamp(), layers), cache.open(policy.stamp(), layers));
     let mut batch = Batch::default();
     if shared > 0 {
         batch.push(&tokens[..shared], 0, None, prefix, false);
@@ -85,7 +85,7 @@ fn a_shared_prefill_gives_the_bits_of_an_unshared_one() {
         let snapshot = quantized(name, recipe);
         for activations in [ActivationDtype::Bf16, ActivationDtype::F32] {
             let engine = loaded(&snapshot, &Setup { activations, ..Setup::default() });
-            let policy = engine.policy().unwrap();
+            let policy = engine.live.policy().unwrap();
             let tokens: Vec<u32> = (0..21).map(|index| index * 5 % 60).collect();
             let unshared = last_logits(&policy, &tokens, 0);
             for shared in [1, 7, 8, 9, 16, 20] {

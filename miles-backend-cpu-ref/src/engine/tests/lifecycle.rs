@@ -1,10 +1,8 @@
 //! Loading, stopping, cancelling and refusing.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use miles_core::Error;
 use miles_core::format::{FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, TensorLayout};
-use miles_core::plugin::{FinishReason, RolloutError};
+use miles_core::plugin::{FinishReason, PublicationMode, RolloutError};
 use miles_core::policy::{PolicyError, PolicyTensor};
 use miles_core::precision::PartitionPlan;
 
@@ -40,7 +38,7 @@ fn a_refused_snapshot_leaves_the_old_version_live() {
 }
 
 /// A format that is linked nowhere, with the bytes of MXFP8.
-struct Foreign;
+pub(super) struct Foreign;
 
 impl Foreign {
     fn like_mxfp8(spec: &QuantizeSpec) -> (&'static dyn FormatRule, QuantizeSpec) {
@@ -80,7 +78,7 @@ impl FormatRule for Foreign {
 }
 
 /// The snapshot with its MXFP8 tensors under the foreign format's name.
-fn in_foreign_format(snapshot: &Snapshot) -> Arc<Snapshot> {
+pub(super) fn in_foreign_format(snapshot: &Snapshot) -> Arc<Snapshot> {
     let network = snapshot.network();
     let rename = |id| match snapshot.tensor(id).as_ref() {
         PolicyTensor::Quantized(tensor) => {
@@ -113,6 +111,7 @@ fn an_unknown_format_is_refused_and_a_known_one_is_emulated() {
         context_tokens: 64,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     };
     let emulating = CpuEngine::new(options, &context).unwrap();
     block_on(emulating.load(foreign)).unwrap();
@@ -224,6 +223,7 @@ fn an_engine_that_may_run_nothing_is_refused() {
         context_tokens: 64,
         threads: None,
         partition: PartitionPlan::WHOLE,
+        publication: PublicationMode::Finish,
     };
     let error = CpuRef::new().engine(options).unwrap_err();
     assert!(matches!(error, Error::Rollout(RolloutError::BadSampling { key: "max_running", .. })), "{error}");

@@ -4,17 +4,20 @@ mod batching;
 mod families;
 mod lifecycle;
 mod logprobs;
+mod publication;
+mod refused_loads;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_lite::future::block_on;
 use miles_core::checkpoint::Checkpoint;
 use miles_core::network::{ParamId, Role};
 use miles_core::plugin::{
-    ActivationDtype, CancelToken, Completion, EngineOptions, GenerateRequest, PromptRequest, Rollout, RolloutEngine,
-    Sampling,
+    ActivationDtype, CancelToken, Completion, EngineOptions, GenerateRequest, PromptRequest, PublicationMode, Rollout,
+    RolloutEngine, Sampling,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, WeightSource, quantize_policy};
 use miles_core::precision::{Recipe, resolve};
@@ -71,6 +74,7 @@ struct Setup {
     prefill_tokens: usize,
     threads: usize,
     isa: Isa,
+    publication: PublicationMode,
 }
 
 impl Default for Setup {
@@ -81,6 +85,7 @@ impl Default for Setup {
             prefill_tokens: PREFILL_TOKENS,
             threads: 2,
             isa: Isa::detect(),
+            publication: PublicationMode::Finish,
         }
     }
 }
@@ -96,6 +101,7 @@ fn unloaded(snapshot: &Snapshot, setup: &Setup) -> CpuEngine {
         max_running: setup.max_running,
         threads: None,
         partition: snapshot.map().plan(),
+        publication: setup.publication,
     };
     let mut engine = backend.engine(options).unwrap();
     engine.limits.prefill_tokens = setup.prefill_tokens;
@@ -129,6 +135,27 @@ fn request(temperature: f32, max_new_tokens: usize) -> GenerateRequest {
 
 fn generate(engine: &CpuEngine, request: &GenerateRequest) -> Rollout {
     block_on(engine.generate(request, &CancelToken::default())).unwrap()
+}
+
+/// Generates while versions are loaded: each before the forward of its number, on the thread of the request. The request
+/// is cancelled before forward `stop`, if there is one.
+fn generate_while_loading(
+    engine: &Arc<CpuEngine>,
+    request: &GenerateRequest,
+    loads: &[(usize, Arc<Snapshot>)],
+    stop: Option<usize>,
+) -> Rollout {
+    let (loader, loads, forwards) = (Arc::clone(engine), loads.to_vec(), AtomicUsize::new(0));
+    let cancel = CancelToken::when(move || {
+        let forward = forwards.fetch_add(1, Ordering::Relaxed);
+        for (_, snapshot) in loads.iter().filter(|(at, _)| *at == forward) {
+            block_on(loader.load(Arc::clone(snapshot))).unwrap();
+        }
+        stop == Some(forward)
+    });
+    let rollout = block_on(engine.generate(request, &cancel)).unwrap();
+    rollout.check_versions().unwrap();
+    rollout
 }
 
 fn completions(rollout: &Rollout) -> Vec<&Completion> {

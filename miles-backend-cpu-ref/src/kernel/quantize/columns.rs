@@ -20,7 +20,8 @@ pub(super) struct Lines<'a, E, S> {
     pub scales: (&'a mut [Slot<S>], usize),
 }
 
-/// Runs `quantize(scratch, values of the column, its codes, its scales, its place in `of_line`)` for every column.
+/// Runs `quantize(scratch, values of the column, its codes, its scales, its place in `of_line`)` for every column that has
+/// values.
 pub(super) fn for_each_line<E: Element, S: Send, P: Send>(
     compute: &Compute,
     lines: Lines<'_, E, S>,
@@ -29,9 +30,7 @@ pub(super) fn for_each_line<E: Element, S: Send, P: Send>(
 ) {
     let Lines { values, rows, cols, codes: (codes, line_codes), scales: (scales, line_scales) } = lines;
     if rows == 0 {
-        // A column without values has neither codes nor scales.
-        let mut scratch = Scratch::default();
-        of_line.iter_mut().for_each(|place| quantize(&mut scratch, &[], &mut [], &mut [], place));
+        // Columns without values have neither codes nor scales.
         return;
     }
     let stripes = codes.chunks_mut(STRIPE * line_codes).zip(scales.chunks_mut(STRIPE * line_scales));

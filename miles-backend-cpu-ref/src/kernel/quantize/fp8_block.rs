@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use miles_core::format::fp8_block::BLOCK;
 use miles_core::format::{Fp8Block, SourceDtype};
 
+use super::bands;
 use super::columns::{self, Lines};
 use super::element::Element;
 use super::output::Output;
 use super::reference::{Scratch, is_finite};
 #[cfg(target_arch = "x86_64")]
 use super::{INFINITY_BITS, encode};
-use super::{Quantized, Slot, rows_per_band};
+use super::{Quantized, Slot};
 use crate::kernel::{Compute, Isa};
 
 /// The rule's variant and the precision before widening, which together decide every scale.
@@ -32,7 +33,7 @@ pub(crate) fn activation_rows<E: Element>(
     values: &[E],
     cols: usize,
 ) -> Quantized<f32> {
-    bands(compute, values, cols, 1, |scratch, values, codes, scales| {
+    bands::quantize(compute, values, cols, [1, BLOCK], |scratch, values, codes, scales| {
         row(compute.isa(), scratch, scaling, values, codes, scales)
     })
 }
@@ -44,7 +45,7 @@ pub(crate) fn weight_rows<E: Element>(
     values: &[E],
     cols: usize,
 ) -> Quantized<f32> {
-    bands(compute, values, cols, BLOCK, |scratch, values, codes, scales| {
+    bands::quantize(compute, values, cols, [BLOCK, BLOCK], |scratch, values, codes, scales| {
         tile_row(compute.isa(), scratch, scaling, values, cols, codes, scales)
     })
 }
@@ -83,37 +84,6 @@ pub(crate) fn weight_columns<E: Element>(
         scales: columns::transpose(compute, &made.scales, rows.div_ceil(BLOCK), cols.div_ceil(BLOCK)),
         finite: made.finite,
     }
-}
-
-/// Runs `quantize(scratch, values, codes, scales)`, which writes every slot and says whether all values are finite, over
-/// every `unit` rows, which make one row of scales.
-fn bands<E: Element>(
-    compute: &Compute,
-    values: &[E],
-    cols: usize,
-    unit: usize,
-    quantize: impl Fn(&mut Scratch, &[E], &mut [Slot<u8>], &mut [Slot<f32>]) -> bool + Send + Sync,
-) -> Quantized<f32> {
-    let scale_cols = cols.div_ceil(BLOCK);
-    let rows = values.len().checked_div(cols).unwrap_or(0);
-    let (mut codes, mut scales) = (Output::new(values.len()), Output::new(rows.div_ceil(unit) * scale_cols));
-    let finite = AtomicBool::new(true);
-    let band_rows = rows_per_band(cols, unit);
-    let code_bands = codes.slots().chunks_mut((band_rows * cols).max(1));
-    let scale_bands = scales.slots().chunks_mut((band_rows / unit * scale_cols).max(1));
-    let bands = values.chunks((band_rows * cols).max(1)).zip(code_bands).zip(scale_bands).collect();
-    compute.for_each(bands, |((values, codes), scales)| {
-        let mut scratch = Scratch::default();
-        let pieces = values.chunks(unit * cols).zip(codes.chunks_mut(unit * cols)).zip(scales.chunks_mut(scale_cols));
-        for ((values, codes), scales) in pieces {
-            if !quantize(&mut scratch, values, codes, scales) {
-                finite.store(false, Ordering::Relaxed);
-            }
-        }
-    });
-    // SAFETY: the bands cover every row, and `quantize` writes every code and scale of its rows.
-    let (codes, scales) = unsafe { (codes.written(), scales.written()) };
-    Quantized { codes, scales, finite: finite.into_inner() }
 }
 
 /// One row in 1x128 blocks. Every slot is written. Returns whether every value is finite.

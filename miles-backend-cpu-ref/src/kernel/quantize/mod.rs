@@ -12,9 +12,11 @@
 //! | [`element`] | `f32` and little-endian BF16 pairs as sources |
 //! | [`mxfp8`], [`nvfp4`], [`fp8_block`] | one format each, both axes |
 //! | `encode` | E4M3 and E2M1 codes of vector registers |
+//! | `bands` | rows in bands, one code per value |
 //! | `columns` | columns gathered into lines |
 //! | [`output`] | result vectors, written once |
 
+mod bands;
 mod columns;
 pub(crate) mod element;
 #[cfg(target_arch = "x86_64")]

@@ -8,36 +8,19 @@ use miles_core::format::mxfp8;
 #[cfg(target_arch = "x86_64")]
 use miles_core::number::e8m0;
 
+use super::bands;
 use super::element::Element;
-use super::output::Output;
 use super::reference::{Scratch, is_finite};
 #[cfg(target_arch = "x86_64")]
 use super::{INFINITY_BITS, encode};
-use super::{Quantized, Slot, rows_per_band};
+use super::{Quantized, Slot};
 use crate::kernel::{Compute, Isa};
 
 /// Blocks of 32 along the rows of `[rows, cols]` values: codes `[rows, cols]`, scales `[rows, ceil(cols / 32)]`.
 pub(crate) fn row_axis<E: Element>(compute: &Compute, values: &[E], cols: usize) -> Quantized<u8> {
-    let scale_cols = cols.div_ceil(mxfp8::BLOCK);
-    let rows = values.len().checked_div(cols).unwrap_or(0);
-    let (mut codes, mut scales) = (Output::new(values.len()), Output::new(rows * scale_cols));
-    let finite = AtomicBool::new(true);
-    let band_rows = rows_per_band(cols, 1);
-    let (code_bands, scale_bands) = (codes.slots().chunks_mut((band_rows * cols).max(1)), scales.slots());
-    let scale_bands = scale_bands.chunks_mut((band_rows * scale_cols).max(1));
-    let bands = values.chunks((band_rows * cols).max(1)).zip(code_bands).zip(scale_bands).collect();
-    compute.for_each(bands, |((values, codes), scales)| {
-        let mut scratch = Scratch::default();
-        let rows = values.chunks_exact(cols).zip(codes.chunks_exact_mut(cols)).zip(scales.chunks_exact_mut(scale_cols));
-        for ((values, codes), scales) in rows {
-            if !row(compute.isa(), &mut scratch, values, codes, scales) {
-                finite.store(false, Ordering::Relaxed);
-            }
-        }
-    });
-    // SAFETY: the bands cover every row, and `row` writes every code and scale of its row.
-    let (codes, scales) = unsafe { (codes.written(), scales.written()) };
-    Quantized { codes, scales, finite: finite.into_inner() }
+    bands::quantize(compute, values, cols, [1, mxfp8::BLOCK], |scratch, values, codes, scales| {
+        row(compute.isa(), scratch, values, codes, scales)
+    })
 }
 
 /// Blocks of 32 down the columns: codes `[rows, cols]`, scales `[ceil(rows / 32), cols]`.

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 
-use super::defects;
+use super::{defects, swaps};
 use crate::network::ParamId;
-use crate::plugin::{Backend, CancelToken, EngineOptions, GenerateRequest, Rollout, RolloutEngine, RolloutError};
+use crate::plugin::{
+    Backend, CancelToken, EngineFactory, EngineOptions, GenerateRequest, Rollout, RolloutEngine, RolloutError,
+};
 use crate::policy::{PolicyStamp, PolicyTensor, Snapshot};
 use crate::{Error, Result};
 
@@ -36,6 +38,18 @@ defects! {
         UnloadsOnFailure => "versions/refused_load",
         /// Takes a snapshot in a format that it cannot read, and goes on with the old one.
         TakesAnyFormat => "formats/conformance-undeclared",
+        /// O11: goes on after a swap with new weights over keys and values of the old version.
+        OldKeysAfterASwap => "swaps/continue",
+        /// Says after a swap that tokens are of the new version, and goes on with the old one.
+        OldWeightsAfterASwap => "swaps/continue",
+        /// Gives each token the version of the token before.
+        LabelsOneTokenLate => "swaps/continue",
+        /// Names one policy for tokens of several.
+        NamesTheNewestOnly => "swaps/continue",
+        /// Goes on with running completions where their groups should begin again.
+        MixesGroups => "swaps/abort-and-resubmit",
+        /// O7: a load that fails leaves the tensors that were read before the failure.
+        HalfLoads => "swaps/refused_load",
         /// O17: stops at the first end-of-sequence id only.
         OneEosId => "ending/eos",
         /// Never looks at the cancel token.
@@ -55,8 +69,12 @@ pub fn with_broken_engine(backend: &Backend, defect: EngineDefect) -> Backend {
     let make = Arc::clone(&backend.engine);
     let engine = move |options: EngineOptions| {
         let (threads, vocab_size) = (options.threads, options.network.config.vocab_size as u32);
+        let options = swaps::options(defect, options);
         let broken = BrokenEngine {
-            inner: make(options)?,
+            inner: make(options.clone())?,
+            make: Arc::clone(&make),
+            options,
+            live: Mutex::new(None),
             defect,
             threads,
             vocab_size,
@@ -71,6 +89,9 @@ pub fn with_broken_engine(backend: &Backend, defect: EngineDefect) -> Backend {
 
 struct BrokenEngine {
     inner: Arc<dyn RolloutEngine>,
+    make: EngineFactory,
+    options: EngineOptions,
+    live: Mutex<Option<Arc<Snapshot>>>,
     defect: EngineDefect,
     threads: Option<usize>,
     vocab_size: u32,
@@ -88,7 +109,19 @@ impl RolloutEngine for BrokenEngine {
             *self.claimed.lock().unwrap_or_else(PoisonError::into_inner) = Some(stamp);
             return Ok(());
         }
-        match (self.inner.load(snapshot).await, self.defect) {
+        match (self.inner.load(Arc::clone(&snapshot)).await, self.defect) {
+            (Ok(()), _) => {
+                *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+                Ok(())
+            }
+            (Err(error), EngineDefect::HalfLoads) => {
+                let live = self.live.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                if let Some((live, half)) = live.and_then(|live| Some((live.stamp(), swaps::half(&live, &snapshot)?))) {
+                    self.inner.load(half).await?;
+                    *self.claimed.lock().unwrap_or_else(PoisonError::into_inner) = Some(live);
+                }
+                Err(error)
+            }
             (Err(Error::Unsupported { .. }), EngineDefect::TakesAnyFormat) => Ok(()),
             (Err(error), EngineDefect::UnloadsOnFailure) => {
                 self.unloaded.store(true, Ordering::Release);
@@ -110,6 +143,7 @@ impl RolloutEngine for BrokenEngine {
         if self.unloaded.load(Ordering::Acquire) {
             return Err(RolloutError::NothingLoaded.into());
         }
+        let first = self.live.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         let changed = self.changed(request, call);
         let never = CancelToken::default();
@@ -121,6 +155,9 @@ impl RolloutEngine for BrokenEngine {
             (result, _) => result?,
         };
         self.change_rollout(&mut rollout, request);
+        if let Some(first) = first {
+            swaps::spoil(self.defect, &mut rollout, request, &first, (&self.make, &self.options)).await?;
+        }
         Ok(rollout)
     }
 
@@ -168,7 +205,7 @@ impl BrokenEngine {
         }
         let claimed = *self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(claimed) = claimed {
-            rollout.stamp = claimed;
+            (rollout.stamp, rollout.stamps) = (claimed, vec![claimed]);
         }
         let stamp = rollout.stamp;
         for completion in rollout.groups.iter_mut().flat_map(|group| &mut group.completions) {

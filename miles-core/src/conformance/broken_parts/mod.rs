@@ -6,6 +6,7 @@ mod engine;
 mod reward;
 mod scheduler;
 mod store;
+mod swaps;
 mod trainer;
 
 pub use engine::{EngineDefect, with_broken_engine};

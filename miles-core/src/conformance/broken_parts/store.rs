@@ -29,6 +29,18 @@ defects! {
         ShowsHalf => "concurrency/readers",
         /// Looks at the newest version, and publishes some time later.
         LooksThenLeaps => "concurrency/publishers",
+        /// Knows of a subscriber, and wakes nobody.
+        WakesNobody => "subscription/woken",
+        /// Gives each version to one subscriber, and leaves the others waiting.
+        TellsOneOnly => "subscription/everyone",
+        /// Takes a publication for news whatever its version.
+        DeliversOlder => "subscription/only_newer",
+        /// Gives a subscriber the version that it has already.
+        DeliversTwice => "subscription/only_newer",
+        /// Waits for the next publication where a newer version is there already.
+        MissesWhatIsThere => "subscription/at_once",
+        /// Loses the wake-up of those who still wait when one of them gives up.
+        LosesWithTheDropped => "subscription/dropped",
     }
 }
 
@@ -40,6 +52,8 @@ pub struct BrokenStore {
     first: Mutex<Option<Arc<Snapshot>>>,
     looked_at: Mutex<Option<PolicyVersion>>,
     hidden: AtomicBool,
+    told: Mutex<Option<PolicyVersion>>,
+    lost: AtomicBool,
 }
 
 impl BrokenStore {
@@ -52,6 +66,8 @@ impl BrokenStore {
             first: Mutex::default(),
             looked_at: Mutex::default(),
             hidden: AtomicBool::new(false),
+            told: Mutex::default(),
+            lost: AtomicBool::new(false),
         }
     }
 
@@ -111,7 +127,7 @@ impl PolicyStore for BrokenStore {
                 result
             }
             StoreDefect::LooksThenLeaps => self.leap(snapshot).await,
-            StoreDefect::AnswersWithTheNewest | StoreDefect::NamesNothingHeld => self.inner.publish(snapshot).await,
+            _ => self.inner.publish(snapshot).await,
         }
     }
 
@@ -131,6 +147,53 @@ impl PolicyStore for BrokenStore {
             (result, _) => result,
         }
     }
+
+    async fn newer_than(&self, version: Option<PolicyVersion>) -> Result<Arc<Snapshot>> {
+        let newest = self.inner.latest().await?;
+        let newest_version = newest.as_ref().map(|snapshot| snapshot.stamp().version);
+        let there = newest.filter(|_| newest_version > version);
+        match (self.defect, there) {
+            (StoreDefect::MissesWhatIsThere, _) => self.inner.newer_than(newest_version).await,
+            (_, Some(there)) => Ok(there),
+            (StoreDefect::WakesNobody, None) => std::future::pending().await,
+            (StoreDefect::DeliversOlder, None) => self.inner.newer_than(newest_version).await,
+            (StoreDefect::DeliversTwice, None) => {
+                let before = version.and_then(|version| version.0.checked_sub(1)).map(PolicyVersion);
+                self.inner.newer_than(before).await
+            }
+            (StoreDefect::TellsOneOnly, None) => {
+                let found = self.inner.newer_than(version).await?;
+                if self.told.lock().unwrap_or_else(PoisonError::into_inner).replace(found.stamp().version)
+                    == Some(found.stamp().version)
+                {
+                    std::future::pending::<()>().await;
+                }
+                Ok(found)
+            }
+            (StoreDefect::LosesWithTheDropped, None) => {
+                let mut waiting = Waiting { lost: &self.lost, ended: false };
+                let found = self.inner.newer_than(version).await;
+                waiting.ended = true;
+                if self.lost.load(Ordering::Acquire) {
+                    std::future::pending::<()>().await;
+                }
+                found
+            }
+            (_, None) => self.inner.newer_than(version).await,
+        }
+    }
+}
+
+/// Notes a wait that was given up.
+struct Waiting<'a> {
+    lost: &'a AtomicBool,
+    ended: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.lost.fetch_or(!self.ended, Ordering::AcqRel);
+    }
 }
 
 #[cfg(test)]
@@ -148,11 +211,15 @@ mod tests {
 
     #[test]
     fn every_broken_store_is_caught_by_the_case_of_its_defect() {
-        for &defect in StoreDefect::ALL {
+        // Side by side: a defect of waiting takes as long as the suite is patient.
+        let check = |defect: StoreDefect| {
             let report = policy_stores(&|| Arc::new(BrokenStore::new(defect)));
             let outcome = report.outcome(defect.caught_by());
             assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
-        }
+        };
+        std::thread::scope(|scope| {
+            StoreDefect::ALL.iter().for_each(|&defect| drop(scope.spawn(move || check(defect))));
+        });
     }
 
     #[test]

@@ -60,6 +60,7 @@ impl<'a> Bench<'a> {
             context_tokens: CONTEXT_TOKENS,
             threads: None,
             partition: PartitionPlan::WHOLE,
+            publication: self.backend.capabilities.publication.first().copied().unwrap_or_default(),
         }
     }
 

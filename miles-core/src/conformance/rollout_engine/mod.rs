@@ -6,6 +6,7 @@ mod ending;
 mod formats;
 mod refusals;
 mod sampling;
+mod swaps;
 mod versions;
 
 use super::{Report, Suite};
@@ -13,7 +14,7 @@ use crate::plugin::Backend;
 use bench::Bench;
 
 /// The groups of the rollout-engine suite, in order.
-pub const ROLLOUT_ENGINE_GROUPS: &[&str] = &["formats", "sampling", "versions", "ending", "refusals"];
+pub const ROLLOUT_ENGINE_GROUPS: &[&str] = &["formats", "sampling", "versions", "swaps", "ending", "refusals"];
 
 /// Runs the whole rollout-engine suite on the engines of a backend, in every recipe whose format it declares.
 #[must_use]
@@ -37,6 +38,7 @@ fn run(backend: &Backend, mut suite: Suite) -> Report {
     sampling::add(&mut suite, &bench);
     batching::add(&mut suite, &bench);
     versions::add(&mut suite, &bench);
+    swaps::add(&mut suite, &bench);
     ending::add(&mut suite, &bench);
     refusals::add(&mut suite, &bench);
     suite.finish()

@@ -117,7 +117,7 @@ fn an_older_version_can_be_loaded_again(bench: &Bench<'_>) -> Verdict {
     same(&generate(engine.as_ref(), &request)?, &expected, "after a newer version and back")
 }
 
-fn is_live(engine: &dyn RolloutEngine, snapshot: &Snapshot) -> Verdict {
+pub(super) fn is_live(engine: &dyn RolloutEngine, snapshot: &Snapshot) -> Verdict {
     let expected = snapshot.stamp();
     match engine.loaded() {
         Some(stamp) if stamp == expected => Ok(()),
@@ -127,9 +127,11 @@ fn is_live(engine: &dyn RolloutEngine, snapshot: &Snapshot) -> Verdict {
 }
 
 /// Stamp and every token's version are those of the snapshot.
-fn is_of(rollout: &Rollout, snapshot: &Snapshot) -> Verdict {
+pub(super) fn is_of(rollout: &Rollout, snapshot: &Snapshot) -> Verdict {
     let (stamp, expected) = (rollout.stamp, snapshot.stamp());
     Failure::unless(stamp == expected, || format!("the rollout is said to come from {stamp}, not {expected}"))?;
+    let named = rollout.stamps.as_slice();
+    Failure::unless(named == [expected], || format!("the tokens are said to come from {named:?}, not {expected}"))?;
     for completion in completions(rollout) {
         let (versions, tokens) = (completion.versions.len(), completion.tokens.len());
         Failure::unless(versions == tokens, || format!("{versions} versions for {tokens} tokens"))?;

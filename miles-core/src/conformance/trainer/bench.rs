@@ -9,7 +9,9 @@ use super::super::fixture::{Family, PolicyGradient, TinyWeights, map, samples};
 use super::super::rollout_engine::bench::Bench;
 use super::super::{Failure, Verdict};
 use super::TrainerSubject;
-use crate::plugin::{AdamW, Quantizer, SampleScores, TrainBatch, Trainer, TrainerInputs, TrainerOptions, UpdateReport};
+use crate::plugin::{
+    AdamW, MasterDtype, Quantizer, SampleScores, TrainBatch, Trainer, TrainerInputs, TrainerOptions, UpdateReport,
+};
 use crate::policy::{Ledger, PolicyContext, PolicyStamp, PolicyVersion, Snapshot};
 use crate::precision::{BackwardMode, PrecisionMap, Recipe};
 use crate::{Error, Result};
@@ -59,6 +61,8 @@ impl<'a> TrainerBench<'a> {
             max_grad_norm: Some(1.0),
             micro_batch_tokens: 4096,
             train_router: true,
+            masters: MasterDtype::F32,
+            seed: 0,
             threads: None,
         }
     }

@@ -28,10 +28,10 @@ pub(super) fn count(source: &Source<'_>, tensor: &QuantizedTensor) -> Option<Qua
     };
     let codes_per_row = tensor.codes().len().checked_div(rows).unwrap_or(0);
     let code_bytes = width * codes_per_row / cols.max(1);
-    for row in 0..rows {
-        let values = values[row * cols..][..cols].chunks(width);
-        let codes = tensor.codes()[row * codes_per_row..][..codes_per_row].chunks(code_bytes.max(1));
-        for (block, (values, codes)) in values.zip(codes).enumerate() {
+    let of_rows = values.chunks_exact(cols.max(1)).zip(tensor.codes().chunks_exact(codes_per_row.max(1)));
+    for (row, (values, codes)) in of_rows.enumerate() {
+        let blocks = values.chunks(width).zip(codes.chunks(code_bytes.max(1)));
+        for (block, (values, codes)) in blocks.enumerate() {
             let at = row * tensor.scale_cols() + block;
             count_block(&mut counts, values, codes, scales.decoder(tensor, row, at));
         }

@@ -65,12 +65,11 @@ impl Nvfp4 {
 /// `value(index of the outer scale, block scale, code value)` of every element, line by line.
 fn decode_blocks(tensor: &QuantizedTensor, value: impl Fn(usize, f32, f32) -> f32) -> Vec<f32> {
     let shards = LineShards::new(tensor.axis(), tensor.partition(), tensor.rows(), tensor.cols());
-    let (lines, length) = (shards.lines, shards.length);
+    let length = shards.length;
     let scales = tensor.scales().as_u8().unwrap_or_default();
-    let mut values = Vec::with_capacity(lines * length);
-    for line in 0..lines {
-        let codes = &tensor.codes()[line * length.div_ceil(2)..][..length.div_ceil(2)];
-        let line_scales = &scales[line * tensor.scale_cols()..][..tensor.scale_cols()];
+    let mut values = Vec::with_capacity(shards.lines * length);
+    let lines = tensor.codes().chunks_exact(length.div_ceil(2).max(1));
+    for (line, (codes, line_scales)) in lines.zip(scales.chunks_exact(tensor.scale_cols().max(1))).enumerate() {
         for (block, (packed, &scale)) in codes.chunks(BLOCK / 2).zip(line_scales).enumerate() {
             let at = shards.outer_index(tensor.scope(), line, shards.segment_of(block));
             let scale = e4m3::decode(scale);

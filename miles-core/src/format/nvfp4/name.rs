@@ -22,13 +22,9 @@ impl Nvfp4 {
 
     /// The name of this rule.
     pub(super) fn name(&self) -> FormatId {
-        let seed = match self.rounding {
-            Rounding::Stochastic { seed } => seed,
-            Rounding::Nearest | Rounding::PositiveZero => DEFAULT_SEED,
-        };
-        let seedless = match self.rounding {
-            Rounding::Stochastic { .. } => Rounding::Stochastic { seed: DEFAULT_SEED },
-            other => other,
+        let (seed, seedless) = match self.rounding {
+            Rounding::Stochastic { seed } => (seed, Rounding::Stochastic { seed: DEFAULT_SEED }),
+            other => (DEFAULT_SEED, other),
         };
         let rounding = named(&ROUNDINGS, &seedless);
         let parts = [
@@ -159,33 +155,24 @@ const fn all_combinations() -> [Nvfp4; COUNT] {
 }
 
 /// Choices counted in mixed radix; digit 0 is the default.
-const fn numbered(number: usize) -> Nvfp4 {
+const fn numbered(mut number: usize) -> Nvfp4 {
     let mut rule = Nvfp4::DEFAULT;
-    let mut rest = number;
-    if !rest.is_multiple_of(6) {
-        rule.scale_rule = SCALE_RULES[rest % 6 - 1].1;
-    }
-    rest /= 6;
-    if !rest.is_multiple_of(2) {
-        rule.tile = TILES[rest % 2 - 1].1;
-    }
-    rest /= 2;
-    if !rest.is_multiple_of(3) {
-        rule.rounding = ROUNDINGS[rest % 3 - 1].1;
-    }
-    rest /= 3;
-    if !rest.is_multiple_of(3) {
-        rule.hadamard = ROTATIONS[rest % 3 - 1].1;
-    }
-    rest /= 3;
-    if !rest.is_multiple_of(2) {
-        rule.decode_order = DECODE_ORDERS[rest % 2 - 1].1;
-    }
-    rest /= 2;
-    if !rest.is_multiple_of(3) {
-        rule.zero_scale = ZERO_SCALES[rest % 3 - 1].1;
-    }
+    take_digit(&mut number, &SCALE_RULES, &mut rule.scale_rule);
+    take_digit(&mut number, &TILES, &mut rule.tile);
+    take_digit(&mut number, &ROUNDINGS, &mut rule.rounding);
+    take_digit(&mut number, &ROTATIONS, &mut rule.hadamard);
+    take_digit(&mut number, &DECODE_ORDERS, &mut rule.decode_order);
+    take_digit(&mut number, &ZERO_SCALES, &mut rule.zero_scale);
     rule
+}
+
+/// Makes the choice that the lowest digit of `number` stands for, and leaves the higher digits.
+const fn take_digit<T: Copy>(number: &mut usize, table: &[(&str, T)], slot: &mut T) {
+    let radix = table.len() + 1;
+    if let Some(choice) = (*number % radix).checked_sub(1) {
+        *slot = table[choice].1;
+    }
+    *number /= radix;
 }
 
 fn named<T: PartialEq>(table: &[(&'static str, T)], choice: &T) -> Option<&'static str> {

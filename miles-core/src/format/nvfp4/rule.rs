@@ -149,7 +149,8 @@ impl Nvfp4 {
         let (length, segment_length) = (shards.length, shards.segment_length());
         let mut codes = vec![0; layout.codes_bytes];
         let mut scales = vec![0; layout.scale_rows * layout.scale_cols];
-        let mut outer = Vec::with_capacity(layout.outer_len);
+        // One per line, also for lines without values; none where they are shared.
+        let mut outer = vec![self.outer_scale(0.0); if shared.is_some() { 0 } else { layout.outer_len }];
         self.for_each_line(&values, spec.axis, [rows, cols], |line, values| {
             let line_codes = &mut codes[line * length.div_ceil(2)..][..length.div_ceil(2)];
             let line_scales = &mut scales[line * layout.scale_cols..][..layout.scale_cols];
@@ -162,8 +163,9 @@ impl Nvfp4 {
                 let scale = match shared {
                     Some(shared) => shared[shards.shard(line, segment)],
                     None => {
-                        outer.push(self.outer_scale(abs_max(values)));
-                        outer[outer.len() - 1]
+                        let own = &mut outer[shards.outer_index(spec.scope, line, segment)];
+                        *own = self.outer_scale(abs_max(values));
+                        *own
                     }
                 };
                 let place = Place { line: start.line + line, block: start.block + block };
@@ -181,7 +183,7 @@ impl Nvfp4 {
         QuantizedTensor::from_parts(self, source.name(), parts)
     }
 
-    /// Calls `visit(line, values)` for every line, rotated where this rule rotates.
+    /// Calls `visit(line, values)` for every line that has values, rotated where this rule rotates.
     fn for_each_line(
         &self,
         values: &[f32],
@@ -200,7 +202,7 @@ impl Nvfp4 {
             }
         };
         match axis {
-            Axis::Row => for_each_row(values, rows, cols, visit),
+            Axis::Row => for_each_row(values, cols, visit),
             Axis::Column => for_each_column(values, rows, cols, visit),
         }
     }

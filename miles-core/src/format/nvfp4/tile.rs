@@ -13,6 +13,9 @@ impl Nvfp4 {
         [rows, cols]: [usize; 2],
         outer_of: impl Fn(usize, usize) -> OuterScale,
     ) -> Vec<u8> {
+        if values.is_empty() {
+            return Vec::new();
+        }
         let mut scales = Vec::with_capacity(rows.div_ceil(BLOCK) * cols.div_ceil(BLOCK));
         for row in (0..rows).step_by(BLOCK) {
             for column in (0..cols).step_by(BLOCK) {

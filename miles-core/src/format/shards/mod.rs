@@ -227,7 +227,8 @@ impl Frame {
     }
 }
 
-/// Data of `lines` lines, in each of which the shards' pieces stand in order. A stack of shards is one line.
+/// Data of `lines` lines, in each of which the shards' pieces stand in order. A stack of shards is one line. Where there
+/// is no data, lines are not counted: a shape without elements may claim any number.
 #[derive(Clone, Copy)]
 struct Pieces {
     lines: usize,
@@ -236,7 +237,11 @@ struct Pieces {
 
 impl Pieces {
     fn join<T: Copy>(self, shards: &[&[T]]) -> Vec<T> {
-        let mut joined = Vec::with_capacity(shards.iter().map(|shard| shard.len()).sum());
+        let length: usize = shards.iter().map(|shard| shard.len()).sum();
+        if length == 0 {
+            return Vec::new();
+        }
+        let mut joined = Vec::with_capacity(length);
         for line in 0..self.lines {
             for shard in shards {
                 let length = shard.len() / self.lines;
@@ -247,6 +252,9 @@ impl Pieces {
     }
 
     fn take<T: Copy>(self, whole: &[T], shard: usize) -> Vec<T> {
+        if whole.is_empty() {
+            return Vec::new();
+        }
         let length = whole.len() / (self.lines * self.shards).max(1);
         let start = |line: usize| (line * self.shards + shard) * length;
         (0..self.lines).flat_map(|line| whole[start(line)..][..length].iter().copied()).collect()
@@ -260,5 +268,8 @@ fn cut_out<T: Copy>(
     of_rows: std::ops::Range<usize>,
     of_cols: std::ops::Range<usize>,
 ) -> Vec<T> {
+    if values.is_empty() {
+        return Vec::new();
+    }
     of_rows.flat_map(|row| values[row * cols..][of_cols.clone()].iter().copied()).collect()
 }

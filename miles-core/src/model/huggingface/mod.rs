@@ -10,9 +10,9 @@
 mod compressed_tensors;
 mod eos;
 mod families;
-mod keys;
+pub(crate) mod keys;
 mod modelopt;
-mod quantization;
+pub(crate) mod quantization;
 mod rope;
 mod stored_layout;
 
@@ -199,7 +199,7 @@ fn read_optional(path: &Path) -> Result<Option<Map<String, Value>>, ModelError> 
     }
 }
 
-fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let bytes = File::open(path).and_then(|file| file.metadata()).map_err(io)?.len();
     if bytes > MAX_JSON_BYTES {

@@ -8,16 +8,16 @@ use crate::model::ModelError;
 
 /// What a checkpoint declares about its quantized tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Quantization {
-    pub(super) layout: StoredLayout,
+pub(crate) struct Quantization {
+    pub(crate) layout: StoredLayout,
     /// Modules in high precision, as the file spells them: names, or patterns of ModelOpt or compressed-tensors.
-    pub(super) kept: Vec<String>,
+    pub(crate) kept: Vec<String>,
 }
 
 const METHODS: &str = "fp8, mxfp8, modelopt, compressed-tensors";
 
 /// What `config.json` declares.
-pub(super) fn declared(keys: Keys<'_>) -> Result<Option<Quantization>, ModelError> {
+pub(crate) fn declared(keys: Keys<'_>) -> Result<Option<Quantization>, ModelError> {
     let Some(object) = keys.object("quantization_config")? else {
         return Ok(None);
     };

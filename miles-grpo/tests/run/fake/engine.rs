@@ -92,6 +92,6 @@ impl RolloutEngine for FakeEngine {
         let generated_tokens = groups.iter().flat_map(|group| &group.completions).map(|c| c.tokens.len()).sum();
         let logprob_temperature = if asked.sampling.temperature == 0.0 { 1.0 } else { asked.sampling.temperature };
         let stats = RolloutStats { generated_tokens, ..RolloutStats::default() };
-        Ok(Rollout { groups, stamp, logprob_temperature, stats })
+        Ok(Rollout { groups, stamp, stamps: vec![stamp], logprob_temperature, stats })
     }
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use miles_core::format::{FormatId, QuantizeSpec, QuantizedTensor, Source};
-use miles_core::plugin::{ActivationDtype, Backend, Capabilities, Quantizer, Support, TrainSample};
+use miles_core::plugin::{
+    ActivationDtype, Backend, Capabilities, MasterDtype, PublicationMode, Quantizer, Support, TrainSample,
+};
 use miles_core::{Error, Result};
 
 use engine::FakeEngine;
@@ -37,7 +39,9 @@ pub fn backend(probe: &Probe) -> Backend {
         capabilities: Capabilities {
             formats: vec![(FormatId::mxfp8(), Support::Unsupported)],
             activations: vec![ActivationDtype::Bf16],
+            masters: vec![MasterDtype::F32],
             batch_invariant: true,
+            publication: vec![PublicationMode::Finish],
         },
         quantizer: Arc::new(NoQuantizer),
         engine: Arc::new(move |options| Ok(Arc::new(FakeEngine::new(options, for_engine.clone())))),

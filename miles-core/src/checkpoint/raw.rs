@@ -1,0 +1,57 @@
+//! Safetensors files for other parts of the crate: named arrays of bytes, without the names of a model.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::Dtype;
+
+use super::error::CheckpointError;
+use super::header;
+use super::reader::Shard;
+
+/// The bytes that stand before the data of a file of these tensors, in this order.
+pub(crate) fn raw_header(tensors: &[(&str, Dtype, &[usize])], metadata: &BTreeMap<String, String>) -> Vec<u8> {
+    header::encode(tensors, metadata)
+}
+
+/// An open file whose header is checked; tensors are read on demand.
+#[derive(Debug)]
+pub(crate) struct RawTensors {
+    file: Shard,
+    places: BTreeMap<String, usize>,
+}
+
+impl RawTensors {
+    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let file = Shard::open(path)?;
+        let places = file.tensors().iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
+        Ok(RawTensors { file, places })
+    }
+
+    pub(crate) fn metadata(&self) -> &BTreeMap<String, String> {
+        self.file.metadata()
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// Number type and shape of a tensor.
+    pub(crate) fn find(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        let tensor = &self.file.tensors()[*self.places.get(name)?];
+        Some((tensor.dtype, &tensor.shape))
+    }
+
+    /// All bytes of a tensor; the header was checked against the size of the file, so there are that many.
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+        let index = self.places.get(name).ok_or_else(|| CheckpointError::NoSuchTensor {
+            path: self.file.path().to_owned(),
+            tensor: name.to_owned(),
+            expected: None,
+        })?;
+        let tensor = &self.file.tensors()[*index];
+        let mut bytes = vec![0; tensor.bytes as usize];
+        self.file.read(tensor, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
