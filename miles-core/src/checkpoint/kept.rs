@@ -102,6 +102,7 @@ mod tests {
             name: format!("{}.weight", name.trim_end_matches('!')),
             shape: vec![32, 32],
             role: *role,
+            is_linear: role.is_linear(),
             layer: Some(0),
             expert: name.contains(".experts.").then_some(0),
             pair: None,
