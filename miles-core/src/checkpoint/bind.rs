@@ -9,12 +9,14 @@ use safetensors::Dtype as StoredDtype;
 use super::error::CheckpointError;
 use super::kept;
 use super::layout::{StoredPart, StoredParts, stored_parts};
-use super::packed::{Matrix, Slab, orientations};
+use super::packed::orientations;
 use super::reader::{StoredTensors, TensorRef};
 use super::scales::floats;
 use super::stored_error::StoredError;
 use super::{names, tied};
+use crate::format::Packing;
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
+use crate::names::Slab;
 use crate::network::{Mlp, Network, ParamId, Parameter};
 use crate::tensor::Dtype;
 
@@ -112,12 +114,13 @@ impl Binder<'_> {
             let [gate_up_is, down_is] = orientations(described(gate_up), described(down), sizes)?;
             let (gate_up_dtype, down_dtype) = (self.dense_dtype(gate_up)?, self.dense_dtype(down)?);
             for (expert, ((gate, up), down_linear)) in moe.gates.iter().zip(&moe.ups).zip(&moe.downs).enumerate() {
-                for (linear, matrix, tensor, dtype, orientation) in [
-                    (gate, Matrix::Gate, gate_up, gate_up_dtype, gate_up_is),
-                    (up, Matrix::Up, gate_up, gate_up_dtype, gate_up_is),
-                    (down_linear, Matrix::Down, down, down_dtype, down_is),
+                let (halves, alone) = ((gate_up_is, Packing::GateUpHalves), (down_is, Packing::Single));
+                for (linear, projection, tensor, dtype, packed, shape) in [
+                    (gate, 0, gate_up, gate_up_dtype, halves, [inner, hidden]),
+                    (up, 1, gate_up, gate_up_dtype, halves, [inner, hidden]),
+                    (down_linear, 0, down, down_dtype, alone, [hidden, inner]),
                 ] {
-                    let slab = Some(Slab::new(expert, matrix, orientation, [inner, hidden]));
+                    let slab = Some(Slab::new(expert, projection, packed, shape));
                     bindings.insert(linear.weight, Binding::Dense { tensor, dtype, slab });
                 }
             }

@@ -17,6 +17,7 @@ mod hand_off;
 mod ledger;
 mod ledger_error;
 mod ledger_file;
+pub(crate) mod make;
 mod quantize;
 mod rebuild;
 mod snapshot;
