@@ -16,8 +16,8 @@ use super::stored_error::StoredError;
 use super::{names, tied};
 use crate::format::Packing;
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
-use crate::names::Slab;
-use crate::network::{Mlp, Network, ParamId, Parameter};
+use crate::names::{NamedInventory, Slab};
+use crate::network::{Inventory, Mlp, Network, ParamId, Parameter};
 use crate::tensor::Dtype;
 
 /// Where one parameter is stored.
@@ -59,18 +59,50 @@ pub(super) fn bind(
             None => missing.push(parameter.name.clone()),
         }
     }
-    binder.check_orphans(network)?;
     if !missing.is_empty() {
+        binder.check_orphans(network)?;
         return Err(CheckpointError::MissingTensors { dir: dir.to_owned(), tensors: missing });
     }
-    if !binder.free.is_empty() {
-        let tensors = binder.free.values().map(|tensor| stored.info(*tensor).name.clone()).collect();
-        return Err(CheckpointError::UnexpectedTensors { dir: dir.to_owned(), tensors });
-    }
+    binder.check_all_used(dir, network)?;
     Ok(bindings)
 }
 
-fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRef>, CheckpointError> {
+/// Binds the parameters of a family whose names are all that is known of it, or those that a network leaves aside: the
+/// `wanted` parameters of `named`, in `ParamId` order. `refs` are the stored tensors that `named` was made from, `free`
+/// those that may be used, by canonical name.
+pub(super) fn bind_named(
+    dir: &Path,
+    (layout, kept): (Option<StoredLayout>, &[String]),
+    named: &NamedInventory,
+    wanted: impl Fn(&Parameter) -> bool,
+    refs: &[TensorRef],
+    stored: &StoredTensors,
+    free: BTreeMap<String, TensorRef>,
+) -> Result<Vec<Binding>, CheckpointError> {
+    let mut binder = Binder { stored, layout, kept, free };
+    let mut bindings = Vec::new();
+    let mut packed = HashSet::new();
+    for (parameter, place) in named.inventory.parameters.iter().zip(&named.places) {
+        if !wanted(parameter) {
+            continue;
+        }
+        let tensor = refs[place.tensor];
+        if place.slab.is_some() {
+            packed.insert(names::canonical(&stored.info(tensor).name));
+            bindings.push(Binding::Dense { tensor, dtype: binder.dense_dtype(tensor)?, slab: place.slab });
+            continue;
+        }
+        // Its name was parsed from a stored one, so that it is there.
+        let missing = || CheckpointError::MissingTensors { dir: dir.to_owned(), tensors: vec![parameter.name.clone()] };
+        bindings.push(binder.single(parameter)?.ok_or_else(missing)?);
+    }
+    binder.free.retain(|name, _| !packed.contains(name));
+    binder.check_all_used(dir, &named.inventory)?;
+    Ok(bindings)
+}
+
+/// Every stored tensor by its canonical name.
+pub(super) fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRef>, CheckpointError> {
     let mut tensors = BTreeMap::new();
     for tensor in stored.all() {
         let name = names::canonical(&stored.info(tensor).name);
@@ -281,8 +313,18 @@ impl Binder<'_> {
         })
     }
 
+    /// Refuses tensors that are left over.
+    fn check_all_used(&self, dir: &Path, inventory: &Inventory) -> Result<(), CheckpointError> {
+        self.check_orphans(inventory)?;
+        if self.free.is_empty() {
+            return Ok(());
+        }
+        let tensors = self.free.values().map(|tensor| self.stored.info(*tensor).name.clone()).collect();
+        Err(CheckpointError::UnexpectedTensors { dir: dir.to_owned(), tensors })
+    }
+
     /// Refuses scales that are left over.
-    fn check_orphans(&self, network: &Network) -> Result<(), CheckpointError> {
+    fn check_orphans(&self, inventory: &Inventory) -> Result<(), CheckpointError> {
         if self.free.is_empty() {
             return Ok(());
         }
@@ -292,7 +334,7 @@ impl Binder<'_> {
             let Some(tensor) = names::scaled_tensor(name) else { continue };
             let is_stored = stored_names.contains(&tensor);
             let state = if is_stored { "in high precision" } else { "missing" };
-            if is_stored || network.find(&tensor).is_some() {
+            if is_stored || inventory.find(&tensor).is_some() {
                 return Err(CheckpointError::OrphanScale {
                     path: self.stored.path(*scale).to_owned(),
                     scale: self.stored.info(*scale).name.clone(),

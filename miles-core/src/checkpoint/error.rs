@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use super::contract_error::ContractError;
 use super::stored_error::StoredError;
 use crate::digest::Digest;
 use crate::format::FormatError;
 use crate::model::ModelError;
+use crate::names::NamesError;
 use crate::policy::PolicyError;
 
 /// Why a checkpoint cannot be read or written. Every variant names the file or the tensor.
@@ -23,6 +25,14 @@ pub enum CheckpointError {
     /// The model's configuration is at fault.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The stored tensors are not those of a model of the family.
+    #[error("{}: {source}", dir.display())]
+    Names {
+        /// Directory.
+        dir: PathBuf,
+        /// Cause; names the tensor.
+        source: Box<NamesError>,
+    },
     /// The directory holds neither `model.safetensors` nor an index.
     #[error("{}: neither `model.safetensors` nor `model.safetensors.index.json` is there", dir.display())]
     NoWeights {
@@ -259,6 +269,14 @@ pub enum CheckpointError {
     /// The tensors do not make a policy version.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The contract sidecar of a directory is damaged, or at odds with the directory.
+    #[error("{}/{}: {source}", dir.display(), super::ContractSidecar::FILE)]
+    Contract {
+        /// Directory.
+        dir: PathBuf,
+        /// Cause; names the tensor, the file or the key.
+        source: Box<ContractError>,
+    },
     /// The target directory holds something.
     #[error("{}: exists and is not empty; it is replaced only when asked", dir.display())]
     TargetNotEmpty {

@@ -9,8 +9,8 @@ use safetensors::Dtype;
 
 use super::error::CheckpointError;
 use crate::format::{
-    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, Partition, QuantizeSpec, QuantizedParts,
-    QuantizedTensor, ScaleScope, builtin_rule,
+    Axis, BlockScales, FormatError, FormatId, FormatRule, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
+    ScaleScope, builtin_rule,
 };
 use crate::model::huggingface::StoredLayout;
 
@@ -109,17 +109,18 @@ pub(super) fn stored_parts(layout: StoredLayout, rows: usize, cols: usize) -> Re
     })
 }
 
-/// Puts stored codes and scales together, unchanged, as a tensor of `format`: the layout's own, or a variant that the
-/// layout holds.
+/// Puts stored codes and scales together, unchanged, as a weight of `spec`: of the layout's own format, or of a variant
+/// that the layout holds.
 pub(super) fn assemble(
     layout: StoredLayout,
-    format: &FormatId,
+    spec: &QuantizeSpec,
     name: &str,
     [rows, cols]: [usize; 2],
     codes: Vec<u8>,
     scales: BlockScales,
     outer: Option<Vec<f32>>,
 ) -> Result<QuantizedTensor, FormatError> {
+    let format = &spec.format;
     if StoredLayout::of(format) != Some(layout) {
         return Err(FormatError::FormatMismatch { rule: layout.format(), requested: format.clone() });
     }
@@ -133,7 +134,7 @@ pub(super) fn assemble(
         operand: Operand::Weight,
         axis: Axis::Row,
         scope: ScaleScope::Tensor,
-        partition: Partition::WHOLE,
+        partition: spec.partition,
         rows,
         cols,
         codes,
@@ -163,26 +164,37 @@ pub(super) fn part_bytes<'t>(tensor: &'t QuantizedTensor, part: &StoredPart, inp
 
 /// The layout that holds a tensor as it is.
 pub(super) fn layout_of(name: &str, tensor: &QuantizedTensor) -> Result<StoredLayout, CheckpointError> {
-    let refused = |why| CheckpointError::NoLayout { tensor: name.to_owned(), format: tensor.format().to_string(), why };
-    if (tensor.operand(), tensor.axis()) != (Operand::Weight, Axis::Row) {
+    layout_of_spec(name, &tensor.spec(), [tensor.rows(), tensor.cols()])
+}
+
+/// The layout that holds a `[rows, cols]` tensor quantized by `spec`.
+pub(crate) fn layout_of_spec(
+    name: &str,
+    spec: &QuantizeSpec,
+    [rows, cols]: [usize; 2],
+) -> Result<StoredLayout, CheckpointError> {
+    let refused = |why| CheckpointError::NoLayout { tensor: name.to_owned(), format: spec.format.to_string(), why };
+    if (spec.operand, spec.axis) != (Operand::Weight, Axis::Row) {
         return Err(refused("but as a row-wise weight"));
     }
-    let layout = StoredLayout::of(tensor.format())
-        .ok_or_else(|| refused(StoredLayout::refusal(tensor.format()).unwrap_or("at all")))?;
+    let layout = StoredLayout::of(&spec.format)
+        .ok_or_else(|| refused(StoredLayout::refusal(&spec.format).unwrap_or("at all")))?;
     let has_outer = matches!(layout, StoredLayout::Nvfp4 | StoredLayout::Fp8Tensor);
-    if has_outer && tensor.scope() != ScaleScope::Tensor {
+    if has_outer && spec.scope != ScaleScope::Tensor {
         return Err(refused("with one outer scale per row"));
     }
-    if tensor.partition().shard_index().is_some() {
+    if spec.partition.shard_index().is_some() {
         return Err(refused("as one shard of it"));
     }
-    if has_outer && !tensor.partition().is_whole() {
+    if has_outer && !spec.partition.is_whole() {
         return Err(refused("with one outer scale per shard"));
     }
     // The codes and scales of a cut tensor are those of the whole, but for lines that are cut.
-    let whole = rule(tensor.format())
-        .and_then(|rule| rule.layout(tensor.rows(), tensor.cols(), &QuantizeSpec::weight(tensor.format().clone())));
-    if whole.is_ok_and(|whole| whole != *tensor.layout()) {
+    let sizes = |spec: &QuantizeSpec| rule(&spec.format).and_then(|rule| rule.layout(rows, cols, spec));
+    let whole = sizes(&QuantizeSpec::weight(spec.format.clone()));
+    if let (Ok(whole), Ok(held)) = (whole, sizes(spec))
+        && whole != held
+    {
         return Err(refused("with scales of their own for parts of a row"));
     }
     Ok(layout)
@@ -225,7 +237,8 @@ mod tests {
             };
             let outer = parts.outer.as_ref().map(|part| read(part).as_f32().unwrap().to_vec());
             let codes = bytes(&parts.codes);
-            let back = assemble(layout, &rule.id(), "w", [64, 256], codes, read(&parts.scales), outer).unwrap();
+            let spec = QuantizeSpec::weight(rule.id());
+            let back = assemble(layout, &spec, "w", [64, 256], codes, read(&parts.scales), outer).unwrap();
             assert_eq!(back.digest(), tensor.digest(), "{}", rule.id());
         }
     }
@@ -234,7 +247,7 @@ mod tests {
     fn a_format_of_another_layout_is_not_restored() {
         let error = assemble(
             StoredLayout::Mxfp8,
-            &FormatId::fp8_block(),
+            &QuantizeSpec::weight(FormatId::fp8_block()),
             "w",
             [1, 32],
             vec![0; 32],

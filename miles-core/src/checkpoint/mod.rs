@@ -13,7 +13,10 @@
 
 mod bind;
 mod bound;
+mod contract;
+mod contract_error;
 mod declare;
+pub(crate) mod directory;
 mod error;
 mod header;
 mod input_scales;
@@ -30,13 +33,17 @@ mod scales;
 mod sidecar;
 mod staging;
 mod stored_error;
+mod stored_model;
 pub mod tensors;
 mod tied;
 mod writer;
 
+pub use contract::{ContractSidecar, ContractTensor};
+pub use contract_error::ContractError;
 pub use error::CheckpointError;
 pub use sidecar::SIDECARS;
 pub use stored_error::StoredError;
+pub use stored_model::StoredModel;
 pub use writer::{ExpertLayout, StoredForm, Template, WriteOptions, write_checkpoint, write_values};
 
 use std::path::{Path, PathBuf};
@@ -44,7 +51,6 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::format::Partition;
 use crate::model::huggingface::HuggingFaceConfig;
 use crate::network::{Network, ParamId};
 use crate::policy::{PolicyTensor, PolicyVersion, Snapshot, WeightSource};
@@ -72,7 +78,8 @@ impl Checkpoint {
         let network = Network::new(config.model());
         let stored = StoredTensors::open(dir)?;
         let bindings = bind::bind(dir, &config, &network, &stored)?;
-        Ok(Checkpoint { dir: dir.to_owned(), config, network: Arc::new(network), bound: Bound { stored, bindings } })
+        let bound = Bound::new(dir, &network, stored, bindings)?;
+        Ok(Checkpoint { dir: dir.to_owned(), config, network: Arc::new(network), bound })
     }
 
     /// The directory.
@@ -99,6 +106,13 @@ impl Checkpoint {
         &self.network
     }
 
+    /// The contract sidecar of a converted directory. It was checked against the headers at opening; every tensor that is
+    /// read is hashed and compared with it.
+    #[must_use]
+    pub fn contract(&self) -> Option<&ContractSidecar> {
+        self.bound.contract()
+    }
+
     /// What a copy of this checkpoint with other weights is written from.
     #[must_use]
     pub fn template(&self) -> Template {
@@ -108,30 +122,31 @@ impl Checkpoint {
     /// How a parameter is stored.
     #[must_use]
     pub fn stored_format(&self, id: ParamId) -> TensorFormat {
-        self.bound.format(id)
+        self.bound.format(id, self.network.parameter(id))
     }
 
     /// The number type of a parameter that is stored in high precision; `None` for codes.
     #[must_use]
     pub fn dtype(&self, id: ParamId) -> Option<Dtype> {
-        match self.bound.format(id) {
+        match self.bound.format(id, self.network.parameter(id)) {
             TensorFormat::Dense(dtype) => Some(dtype),
             TensorFormat::Quantized(_) => None,
         }
     }
 
-    /// The precision map under which a snapshot has the stored bytes: recipe `as-stored`, high-precision gradients,
-    /// experts not cut (stored layouts have no place for a cut).
+    /// The precision map under which a snapshot has the stored bytes: recipe `as-stored`, high-precision gradients.
+    /// Stored layouts have no place for a variant's name or for a cut; both are known where a contract sidecar is there.
     #[must_use]
     pub fn stored_map(&self) -> PrecisionMap {
         let entry = |id| PrecisionEntry {
             format: self.stored_format(id),
             backward: BackwardMode::HighPrecision,
-            partition: Partition::WHOLE,
+            partition: self.bound.partition(self.network.parameter(id)),
             rule: "as stored".to_owned(),
         };
         let entries = self.network.ids().map(entry).collect();
-        PrecisionMap::seal("as-stored".to_owned(), &self.network, entries, PartitionPlan::WHOLE)
+        let plan = self.contract().map_or(PartitionPlan::WHOLE, |contract| contract.partition);
+        PrecisionMap::seal("as-stored".to_owned(), &self.network, entries, plan)
     }
 
     /// Replaces `into` by the values of one parameter, row-major. Codes are dequantized. One tensor is held at a time.

@@ -6,7 +6,7 @@ use super::error::CheckpointError;
 use super::header::tensor_bytes;
 use super::layout::StoredPart;
 use super::names;
-use crate::network::{Mlp, Network, ParamId};
+use crate::network::{Mlp, Network, ParamId, Parameter};
 use crate::tensor::Dtype;
 
 /// One tensor of the directory.
@@ -35,8 +35,7 @@ impl PlannedTensor {
 }
 
 /// A parameter in high precision under its own name.
-pub(super) fn dense(network: &Network, id: ParamId, dtype: Dtype) -> PlannedTensor {
-    let parameter = network.parameter(id);
+pub(super) fn dense(parameter: &Parameter, id: ParamId, dtype: Dtype) -> PlannedTensor {
     PlannedTensor {
         name: parameter.name.clone(),
         dtype: stored_dtype(dtype),
@@ -46,8 +45,8 @@ pub(super) fn dense(network: &Network, id: ParamId, dtype: Dtype) -> PlannedTens
 }
 
 /// One part of a quantized parameter.
-pub(super) fn part(network: &Network, id: ParamId, part: StoredPart) -> PlannedTensor {
-    let name = &network.parameter(id).name;
+pub(super) fn part(parameter: &Parameter, id: ParamId, part: StoredPart) -> PlannedTensor {
+    let name = &parameter.name;
     let base = name.strip_suffix(".weight").unwrap_or(name);
     PlannedTensor {
         name: format!("{base}{}", part.suffix),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde::Deserialize;
 
@@ -91,6 +92,17 @@ impl StoredTensors {
             .iter()
             .enumerate()
             .flat_map(|(shard, file)| (0..file.tensors.len()).map(move |index| TensorRef { shard, index }))
+    }
+
+    /// Hashes what tells these files from others without reading their data: headers, names, lengths, times of change.
+    pub(super) fn describe(&self, hasher: &mut blake3::Hasher) -> Result<(), CheckpointError> {
+        for shard in &self.shards {
+            let metadata = shard.file.metadata().map_err(io(&shard.path))?;
+            let name = shard.path.file_name().unwrap_or_default();
+            let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            hasher.update(format!("{name:?} {} {changed:?} {:?}\n", metadata.len(), shard.tensors).as_bytes());
+        }
+        Ok(())
     }
 
     pub(super) fn info(&self, tensor: TensorRef) -> &TensorInfo {

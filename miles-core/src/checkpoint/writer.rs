@@ -5,20 +5,21 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::declare::{hf_quant_config, quantization_config};
+use super::directory::{
+    Description, DirectoryPlan, PlannedShard, common_layout, no_packed_layout, parameter_tensors, quantized,
+};
 use super::error::{CheckpointError, io};
-use super::header::Metadata;
 use super::input_scales;
 use super::kept::{self, kept_modules};
-use super::layout::{layout_of, part_bytes, stored_parts};
+use super::layout::{layout_of, part_bytes};
 use super::plan::{self, Piece, PlannedTensor};
 use super::sidecar;
 use super::staging::StagedDir;
 use super::tensors::TensorWriter;
 use crate::format::{FormatError, QuantizedTensor, builtin_rule};
-use crate::model::huggingface::{HuggingFaceConfig, MODELOPT_CONFIG, StoredLayout};
+use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
 use crate::network::{Network, ParamId, Role};
 use crate::policy::{PolicyTensor, Snapshot, WeightSource};
 use crate::registry;
@@ -93,7 +94,10 @@ pub fn write_checkpoint(
         (_, PolicyTensor::Dense(tensor)) => Some(tensor.dtype()),
         (_, PolicyTensor::Quantized(_)) => None,
     };
-    let layout = common_layout(network, snapshot, &stored_dtype)?;
+    let layout = common_layout(network, |id| match (stored_dtype(id), held(id)) {
+        (None, PolicyTensor::Quantized(tensor)) => Some(layout_of(&network.parameter(id).name, tensor)),
+        _ => None,
+    })?;
     let tensors = planned(network, options.experts, layout, &stored_dtype)?;
     let beside = kept::Beside {
         tied_head: network.config.tie_word_embeddings,
@@ -156,13 +160,6 @@ pub fn write_values(
     write_directory(&network, template, dir, options, tensors, &description, &mut bytes_of)
 }
 
-/// What `config.json` says about the weights.
-struct Description {
-    dtype: Dtype,
-    /// Layout of codes, with the modules kept in high precision.
-    layout: Option<(StoredLayout, Vec<String>)>,
-}
-
 type BytesOf<'a, 'b> = &'a mut dyn FnMut(&Piece) -> Result<Cow<'b, [u8]>, CheckpointError>;
 
 impl Piece {
@@ -171,33 +168,6 @@ impl Piece {
             Piece::Dense(id, _) | Piece::Part(id, _) => network.parameter(*id),
         }
     }
-}
-
-/// The one layout of all tensors that are stored as codes.
-fn common_layout(
-    network: &Network,
-    snapshot: &Snapshot,
-    stored_dtype: &dyn Fn(ParamId) -> Option<Dtype>,
-) -> Result<Option<StoredLayout>, CheckpointError> {
-    let mut common: Option<(ParamId, StoredLayout)> = None;
-    for id in network.ids().filter(|id| stored_dtype(*id).is_none()) {
-        let PolicyTensor::Quantized(tensor) = snapshot.tensor(id).as_ref() else { continue };
-        let name = &network.parameter(id).name;
-        let layout = layout_of(name, tensor)?;
-        match common {
-            None => common = Some((id, layout)),
-            Some((first, first_layout)) if first_layout != layout => {
-                return Err(CheckpointError::MixedFormats {
-                    first: network.parameter(first).name.clone(),
-                    first_format: first_layout.format().to_string(),
-                    second: name.clone(),
-                    second_format: layout.format().to_string(),
-                });
-            }
-            Some(_) => {}
-        }
-    }
-    Ok(common.map(|(_, layout)| layout))
 }
 
 fn planned(
@@ -209,18 +179,8 @@ fn planned(
     let mut tensors = Vec::new();
     let packed = experts == ExpertLayout::Packed;
     for (id, parameter) in network.ids().zip(&network.parameters) {
-        if packed && parameter.expert.is_some() {
-            continue;
-        }
-        match (stored_dtype(id), layout) {
-            (Some(dtype), _) => tensors.push(plan::dense(network, id, dtype)),
-            (None, Some(layout)) => {
-                let (rows, cols) = parameter.rows_cols();
-                let parts = stored_parts(layout, rows, cols).map_err(|source| quantized(&parameter.name, source))?;
-                let all = [Some(parts.codes), Some(parts.scales), parts.outer, parts.input, parts.extents];
-                tensors.extend(all.into_iter().flatten().map(|part| plan::part(network, id, part)));
-            }
-            (None, None) => return Err(no_packed_layout(network, id)),
+        if !packed || parameter.expert.is_none() {
+            tensors.extend(parameter_tensors(network, id, stored_dtype(id), layout)?);
         }
     }
     if packed {
@@ -228,15 +188,6 @@ fn planned(
             .extend(plan::packed_experts(network, |id| stored_dtype(id).ok_or_else(|| no_packed_layout(network, id)))?);
     }
     Ok(tensors)
-}
-
-fn quantized(tensor: &str, source: FormatError) -> CheckpointError {
-    CheckpointError::Quantized { tensor: tensor.to_owned(), source: Box::new(source) }
-}
-
-fn no_packed_layout(network: &Network, id: ParamId) -> CheckpointError {
-    let tensor = network.parameter(id).name.clone();
-    CheckpointError::NoLayout { tensor, format: "codes".to_owned(), why: "packed with those of other experts" }
 }
 
 /// The values of a tensor in a number type.
@@ -280,30 +231,15 @@ fn write_directory(
         return Err(CheckpointError::OtherModel { path: template.config.path().to_owned() });
     }
     let staged = StagedDir::new(dir, options.replace)?;
-    let shards = plan::shards(tensors, options.max_shard_bytes);
-    let names: Vec<String> = match shards.len() {
-        0 | 1 => vec!["model.safetensors".to_owned()],
-        count => (1..=count).map(|index| format!("model-{index:05}-of-{count:05}.safetensors")).collect(),
-    };
-    let mut weight_map = BTreeMap::new();
-    let mut total_bytes = 0;
-    for (shard, name) in shards.iter().zip(&names) {
-        write_shard(&staged.path().join(name), &dir.join(name), shard, bytes_of)?;
-        weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone())));
-        total_bytes += shard.iter().map(PlannedTensor::bytes).sum::<u64>();
-    }
-    if shards.len() > 1 {
-        let index = json!({ "metadata": { "total_size": total_bytes }, "weight_map": weight_map });
-        write_json(&staged, dir, "model.safetensors.index.json", &index)?;
+    let plan = DirectoryPlan::new(tensors, options.max_shard_bytes, template.config.json(), description);
+    for shard in &plan.shards {
+        write_shard(&staged.path().join(&shard.name), &dir.join(&shard.name), shard, bytes_of)?;
     }
     if let Some(source) = &template.sidecar_dir {
         sidecar::copy(source, staged.path())?;
     }
-    let quantization = description.layout.as_ref().map(|(layout, kept)| quantization_config(*layout, kept));
-    let config = template.config.stored_as(description.dtype, quantization);
-    write_json(&staged, dir, "config.json", &Value::Object(config))?;
-    if let Some((StoredLayout::Nvfp4, kept)) = &description.layout {
-        write_json(&staged, dir, MODELOPT_CONFIG, &hf_quant_config(kept))?;
+    for (name, text) in &plan.texts {
+        fs::write(staged.path().join(name), text).map_err(io(&dir.join(name)))?;
     }
     staged.commit()
 }
@@ -311,23 +247,15 @@ fn write_directory(
 fn write_shard(
     path: &Path,
     shown: &Path,
-    tensors: &[PlannedTensor],
+    shard: &PlannedShard,
     bytes_of: BytesOf<'_, '_>,
 ) -> Result<(), CheckpointError> {
-    let announced: Vec<_> =
-        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.as_slice())).collect();
-    let metadata = Metadata::from([("format".to_owned(), "pt".to_owned())]);
-    let mut writer = TensorWriter::create(path, shown, &announced, &metadata)?;
-    for tensor in tensors {
+    let sizes = shard.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.bytes())).collect();
+    let mut writer = TensorWriter::create(path, shown, &shard.header, sizes)?;
+    for tensor in &shard.tensors {
         for piece in &tensor.pieces {
             writer.write(&tensor.name, &bytes_of(piece)?)?;
         }
     }
     writer.finish()
-}
-
-fn write_json(staged: &StagedDir, dir: &Path, name: &str, value: &Value) -> Result<(), CheckpointError> {
-    let path = staged.path().join(name);
-    // Alternate form: indented, as transformers writes it.
-    fs::write(&path, format!("{value:#}\n")).map_err(io(&dir.join(name)))
 }

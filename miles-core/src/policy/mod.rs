@@ -36,6 +36,7 @@ pub use ledger_error::LedgerError;
 pub use ledger_file::{LedgerFile, RecordedVersion};
 pub use quantize::{PolicyContext, WeightSource, quantize_policy};
 pub use rebuild::{RuleQuantizer, StoredMasters, rebuild};
+pub(crate) use snapshot::policy_digest;
 pub use snapshot::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 pub use store::{DirectoryStore, MemoryStore, PolicyStore, StoreError, ThrottledStore, VerifiedStore};
 pub use verify::{Verification, verify, verify_snapshot};

@@ -130,27 +130,49 @@ impl HuggingFaceConfig {
     /// The JSON with other storage keys: `quantization_config` and the dtype. Everything else stays as loaded.
     #[must_use]
     pub fn stored_as(&self, dtype: Dtype, quantization_config: Option<Value>) -> Map<String, Value> {
-        let mut json = self.json.clone();
-        match quantization_config {
-            Some(value) => {
-                json.insert("quantization_config".to_owned(), value);
-            }
-            None => {
-                json.shift_remove("quantization_config");
-            }
-        }
-        let name = match dtype {
-            Dtype::F32 => "float32",
-            Dtype::F16 => "float16",
-            Dtype::Bf16 => "bfloat16",
-        };
-        let present: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| json.contains_key(*key)).collect();
-        // Every version of transformers, SGLang and vLLM reads the older key.
-        for key in if present.is_empty() { vec!["torch_dtype"] } else { present } {
-            json.insert(key.to_owned(), Value::from(name));
-        }
-        json
+        stored_as(&self.json, dtype, quantization_config)
     }
+}
+
+/// A `config.json` with other storage keys; see [`HuggingFaceConfig::stored_as`].
+pub(crate) fn stored_as(
+    loaded: &Map<String, Value>,
+    dtype: Dtype,
+    quantization_config: Option<Value>,
+) -> Map<String, Value> {
+    let mut json = loaded.clone();
+    match quantization_config {
+        Some(value) => {
+            json.insert("quantization_config".to_owned(), value);
+        }
+        None => {
+            json.shift_remove("quantization_config");
+        }
+    }
+    let name = match dtype {
+        Dtype::F32 => "float32",
+        Dtype::F16 => "float16",
+        Dtype::Bf16 => "bfloat16",
+    };
+    let present: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| json.contains_key(*key)).collect();
+    // Every version of transformers, SGLang and vLLM reads the older key.
+    for key in if present.is_empty() { vec!["torch_dtype"] } else { present } {
+        json.insert(key.to_owned(), Value::from(name));
+    }
+    json
+}
+
+/// What the files of a directory declare about stored tensors: the layout of codes, if any, and the modules kept in high
+/// precision. `config` is its `config.json`.
+pub(crate) fn stored_quantization(
+    dir: &Path,
+    config: &Map<String, Value>,
+) -> Result<(Option<StoredLayout>, Vec<String>), ModelError> {
+    let (path, modelopt_path) = (dir.join("config.json"), dir.join(MODELOPT_CONFIG));
+    let modelopt = read_optional(&modelopt_path)?;
+    let modelopt = modelopt.as_ref().map(|object| (modelopt_path.as_path(), object));
+    let found = quantization(Keys::new(&path, config), &Beside { generation: None, modelopt })?;
+    Ok(found.map_or((None, Vec::new()), |found| (Some(found.layout), found.kept)))
 }
 
 /// What the files declare. Where `hf_quant_config.json` describes the same weights as `config.json`, they have to agree.
