@@ -166,7 +166,7 @@ impl ContractSidecar {
     }
 
     /// Refuses bytes that are not those of a tensor, `found` being their digest.
-    pub(super) fn check_digest(tensor: &str, recorded: Digest, found: Digest) -> Result<(), ContractError> {
+    pub(crate) fn check_digest(tensor: &str, recorded: Digest, found: Digest) -> Result<(), ContractError> {
         if recorded == found {
             return Ok(());
         }

@@ -352,7 +352,7 @@ pub enum CheckpointError {
 }
 
 /// For `map_err`: an I/O error of one file.
-pub(super) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> CheckpointError {
+pub(crate) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::Io { path: path.clone(), source }
 }

@@ -16,18 +16,18 @@ use crate::model::huggingface::StoredLayout;
 
 /// One stored tensor of a quantized parameter.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct StoredPart {
+pub(crate) struct StoredPart {
     /// What stands in place of `.weight` in the name.
-    pub(super) suffix: &'static str,
-    pub(super) content: Content,
+    pub(crate) suffix: &'static str,
+    pub(crate) content: Content,
     /// Number types that are read; the first one is written.
-    pub(super) dtypes: &'static [Dtype],
-    pub(super) shape: Vec<usize>,
+    pub(crate) dtypes: &'static [Dtype],
+    pub(crate) shape: Vec<usize>,
 }
 
 /// What a stored tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(crate) enum Content {
     /// Codes as they are held.
     Codes,
     /// INT4 codes plus 8, eight per 32-bit word, the first in the lowest bits.
@@ -43,22 +43,22 @@ pub(super) enum Content {
 }
 
 /// Everything that is stored for a `[rows, cols]` weight.
-pub(super) struct StoredParts {
-    pub(super) codes: StoredPart,
-    pub(super) scales: StoredPart,
-    pub(super) outer: Option<StoredPart>,
+pub(crate) struct StoredParts {
+    pub(crate) codes: StoredPart,
+    pub(crate) scales: StoredPart,
+    pub(crate) outer: Option<StoredPart>,
     /// The activation scale that engines load beside the weight; this library scales activations per token.
-    pub(super) input: Option<StoredPart>,
-    pub(super) extents: Option<StoredPart>,
+    pub(crate) input: Option<StoredPart>,
+    pub(crate) extents: Option<StoredPart>,
 }
 
 /// The arithmetic of a built-in format.
-pub(super) fn rule(format: &FormatId) -> Result<&'static dyn FormatRule, FormatError> {
+pub(crate) fn rule(format: &FormatId) -> Result<&'static dyn FormatRule, FormatError> {
     builtin_rule(format).ok_or_else(|| FormatError::UnknownFormat { format: format.clone(), known: Vec::new() })
 }
 
 /// What is stored for a `[rows, cols]` weight.
-pub(super) fn stored_parts(layout: StoredLayout, rows: usize, cols: usize) -> Result<StoredParts, FormatError> {
+pub(crate) fn stored_parts(layout: StoredLayout, rows: usize, cols: usize) -> Result<StoredParts, FormatError> {
     let format = layout.format();
     let sizes = rule(&format)?.layout(rows, cols, &QuantizeSpec::weight(format.clone()))?;
     let part = |suffix, content, dtypes, shape| StoredPart { suffix, content, dtypes, shape };
@@ -111,7 +111,7 @@ pub(super) fn stored_parts(layout: StoredLayout, rows: usize, cols: usize) -> Re
 
 /// Puts stored codes and scales together, unchanged, as a weight of `spec`: of the layout's own format, or of a variant
 /// that the layout holds.
-pub(super) fn assemble(
+pub(crate) fn assemble(
     layout: StoredLayout,
     spec: &QuantizeSpec,
     name: &str,
@@ -146,19 +146,27 @@ pub(super) fn assemble(
 }
 
 /// The bytes to store for one part of a tensor, `input_scale` being its activation scale.
-pub(super) fn part_bytes<'t>(tensor: &'t QuantizedTensor, part: &StoredPart, input_scale: f32) -> Cow<'t, [u8]> {
+pub(crate) fn part_bytes<'t>(tensor: &'t QuantizedTensor, part: &StoredPart, input_scale: f32) -> Cow<'t, [u8]> {
     let little_endian = |values: &[f32]| Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect());
     match (part.content, tensor.scales()) {
         (Content::Codes, _) => Cow::Borrowed(tensor.codes()),
         (Content::OffsetWords, _) => Cow::Owned(flip_offset(tensor.codes().to_vec())),
         (Content::OuterScale, _) => little_endian(tensor.outer()),
-        (Content::InputScale, _) => little_endian(&[input_scale]),
-        (Content::Extents, _) => {
-            Cow::Owned([tensor.rows(), tensor.cols()].iter().flat_map(|size| (*size as u64).to_le_bytes()).collect())
+        (Content::InputScale | Content::Extents, _) => {
+            Cow::Owned(constant_bytes(part, [tensor.rows(), tensor.cols()], input_scale).unwrap_or_default())
         }
         (Content::Scales, BlockScales::F32(values)) if values.is_empty() => little_endian(tensor.outer()),
         (Content::Scales, BlockScales::F32(values)) => little_endian(values),
         (Content::Scales, BlockScales::U8(bytes)) => Cow::Borrowed(bytes),
+    }
+}
+
+/// The bytes of a part that holds none of the values of its `[rows, cols]` weight; `None` for a part that does.
+pub(crate) fn constant_bytes(part: &StoredPart, [rows, cols]: [usize; 2], input_scale: f32) -> Option<Vec<u8>> {
+    match part.content {
+        Content::InputScale => Some(input_scale.to_le_bytes().to_vec()),
+        Content::Extents => Some([rows, cols].iter().flat_map(|size| (*size as u64).to_le_bytes()).collect()),
+        Content::Codes | Content::OffsetWords | Content::Scales | Content::OuterScale => None,
     }
 }
 

@@ -4,32 +4,35 @@ use safetensors::Dtype as StoredDtype;
 
 use super::error::CheckpointError;
 use super::header::tensor_bytes;
-use super::layout::StoredPart;
+pub(crate) use super::layout::StoredPart;
 use super::names;
+use super::reader::TensorRef;
 use crate::network::{Mlp, Network, ParamId, Parameter};
 use crate::tensor::Dtype;
 
 /// One tensor of the directory.
 #[derive(Clone, Debug)]
-pub(super) struct PlannedTensor {
-    pub(super) name: String,
-    pub(super) dtype: StoredDtype,
-    pub(super) shape: Vec<usize>,
+pub(crate) struct PlannedTensor {
+    pub(crate) name: String,
+    pub(crate) dtype: StoredDtype,
+    pub(crate) shape: Vec<usize>,
     /// Its bytes: those of these pieces, one after another.
-    pub(super) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<Piece>,
 }
 
 /// Bytes of one parameter.
 #[derive(Clone, Debug)]
-pub(super) enum Piece {
+pub(crate) enum Piece {
     /// All values, in a number type.
     Dense(ParamId, Dtype),
     /// Codes or scales.
     Part(ParamId, StoredPart),
+    /// All bytes of a stored tensor that is no parameter.
+    Other(TensorRef),
 }
 
 impl PlannedTensor {
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         tensor_bytes(self.dtype, &self.shape).unwrap_or(0)
     }
 }

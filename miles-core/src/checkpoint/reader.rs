@@ -27,14 +27,14 @@ pub(super) struct Shard {
 
 /// Place of a tensor: shard and index within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TensorRef {
+pub(crate) struct TensorRef {
     shard: usize,
     index: usize,
 }
 
 /// Every tensor of a checkpoint directory.
 #[derive(Debug)]
-pub(super) struct StoredTensors {
+pub(crate) struct StoredTensors {
     shards: Vec<Shard>,
 }
 

@@ -9,7 +9,7 @@ use crate::number::{e4m3, e8m0};
 
 /// A scale that a layout cannot have. NaN and infinity are refused by the format itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct BadScale {
+pub(crate) struct BadScale {
     /// Row of the scale matrix.
     pub(super) row: usize,
     /// Block within the row.
@@ -27,7 +27,7 @@ impl BadScale {
 }
 
 /// Stored scales of `scale_cols` blocks per row in the storage of the layout's format.
-pub(super) fn decode(
+pub(crate) fn decode(
     layout: StoredLayout,
     dtype: Dtype,
     bytes: Vec<u8>,
@@ -68,7 +68,7 @@ pub(super) fn decode(
 }
 
 /// The `f32` of little-endian bytes.
-pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 

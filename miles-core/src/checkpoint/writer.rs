@@ -120,6 +120,8 @@ pub fn write_checkpoint(
             PolicyTensor::Quantized(tensor) => Ok(part_bytes(tensor, part, input_scale(*id))),
             PolicyTensor::Dense(tensor) => Ok(Cow::Borrowed(tensor.bytes())),
         },
+        // A snapshot holds parameters only, so this is planned by nobody.
+        Piece::Other(_) => Ok(Cow::Borrowed([].as_slice())),
     };
     write_directory(network, template, dir, options, tensors, &description, &mut bytes_of)
 }
@@ -145,9 +147,10 @@ pub fn write_values(
     let tensors = planned(&network, options.experts, None, &stored_dtype)?;
     let mut values = Vec::new();
     let mut bytes_of = |piece: &Piece| {
-        let (Piece::Dense(id, dtype), parameter) = (piece, piece.parameter(&network)) else {
+        let Piece::Dense(id, dtype) = piece else {
             return Ok(Cow::Borrowed([].as_slice()));
         };
+        let parameter = network.parameter(*id);
         let failed = |source| CheckpointError::Source { tensor: parameter.name.clone(), source: Box::new(source) };
         source.read(*id, &mut values).map_err(failed)?;
         let tensor = DenseTensor::from_f32(*dtype, parameter.shape.clone(), &values).map_err(|_| {
@@ -161,14 +164,6 @@ pub fn write_values(
 }
 
 type BytesOf<'a, 'b> = &'a mut dyn FnMut(&Piece) -> Result<Cow<'b, [u8]>, CheckpointError>;
-
-impl Piece {
-    fn parameter<'n>(&self, network: &'n Network) -> &'n crate::network::Parameter {
-        match self {
-            Piece::Dense(id, _) | Piece::Part(id, _) => network.parameter(*id),
-        }
-    }
-}
 
 fn planned(
     network: &Network,

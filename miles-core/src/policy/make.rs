@@ -11,12 +11,11 @@ use crate::precision::{PrecisionMap, TensorFormat};
 use crate::tensor::{DenseTensor, Dtype};
 
 /// Makes the tensors of one version.
-#[derive(Clone, Copy)]
-pub(crate) struct Maker<'a> {
+pub(crate) struct Maker<'a, S: ?Sized> {
     pub(crate) inventory: &'a Inventory,
     pub(crate) map: &'a PrecisionMap,
     pub(crate) quantizer: &'a dyn Quantizer,
-    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) source: &'a S,
 }
 
 /// One tensor of the new version, and the high-precision tensor that it was made from: itself, unless it is quantized.
@@ -25,30 +24,21 @@ pub(crate) struct Made {
     original: DenseTensor,
 }
 
-impl Maker<'_> {
-    /// The parameters that share one outer scale with `id`: itself and its gate/up partner when quantized, or itself.
-    pub(crate) fn quantized_together(&self, id: ParamId) -> Vec<ParamId> {
-        match (&self.map.entry(id).format, self.inventory.parameter(id).pair) {
-            (TensorFormat::Quantized(_), Some(partner)) => vec![id, partner],
-            _ => vec![id],
-        }
-    }
+/// The parameters that share one outer scale with `id`: itself and its gate/up partner when quantized, or itself. In the
+/// order of their numbers.
+pub(crate) fn quantized_together(inventory: &Inventory, map: &PrecisionMap, id: ParamId) -> Vec<ParamId> {
+    let partner = inventory.parameter(id).pair.filter(|_| map.weight_spec(id).is_some());
+    let mut members = vec![id];
+    members.extend(partner);
+    members.sort_unstable();
+    members
+}
 
-    /// How a parameter is quantized; `None` when it stays in high precision.
-    pub(crate) fn spec(&self, id: ParamId) -> Option<QuantizeSpec> {
-        match &self.map.entry(id).format {
-            TensorFormat::Dense(_) => None,
-            TensorFormat::Quantized(format) => {
-                let partition = self.map.partition(self.inventory, id);
-                Some(QuantizeSpec::weight(format.clone()).with_partition(partition))
-            }
-        }
-    }
-
-    /// The tensors of parameters that are [`quantized_together`](Self::quantized_together), in order.
+impl<S: WeightSource + ?Sized> Maker<'_, S> {
+    /// The tensors of parameters that are [`quantized_together`], in order.
     pub(crate) fn make(&self, members: &[ParamId]) -> Result<Vec<Made>> {
         let originals: Vec<DenseTensor> = members.iter().map(|&id| self.original(id)).collect::<Result<_>>()?;
-        match self.spec(members[0]) {
+        match self.map.weight_spec(members[0]) {
             None => {
                 let same = |original: DenseTensor| Made { tensor: PolicyTensor::Dense(original.clone()), original };
                 Ok(originals.into_iter().map(same).collect())

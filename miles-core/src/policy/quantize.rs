@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::make::{Made, Maker};
+use super::make::{Made, Maker, quantized_together};
 use super::{Ledger, LedgerEvent, PolicyTensor, PolicyVersion, Snapshot};
 use crate::Result;
 use crate::digest::Digest;
@@ -63,7 +63,7 @@ pub fn quantize_policy(
         if made[id.index()].is_some() {
             continue;
         }
-        let members = maker.quantized_together(id);
+        let members = quantized_together(network, map, id);
         for (&member, new) in members.iter().zip(maker.make(&members)?) {
             let digest = new.tensor.digest();
             context.ledger.record(&event(&maker, member, &new, digest, context))?;
@@ -75,7 +75,13 @@ pub fn quantize_policy(
     Ok(Snapshot::sealed(context.version, Arc::clone(network), Arc::clone(map), tensors, digests)?)
 }
 
-fn event(maker: &Maker<'_>, id: ParamId, made: &Made, digest: Digest, context: PolicyContext<'_>) -> LedgerEvent {
+fn event(
+    maker: &Maker<'_, dyn WeightSource + '_>,
+    id: ParamId,
+    made: &Made,
+    digest: Digest,
+    context: PolicyContext<'_>,
+) -> LedgerEvent {
     let (source_digest, source_dtype) = made.source(digest);
     LedgerEvent {
         run: context.run.to_owned(),
