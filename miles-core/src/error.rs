@@ -1,6 +1,7 @@
 //! The library's error: one variant per kind of thing that went wrong, each with its own data.
 
 use crate::checkpoint::CheckpointError;
+use crate::convert::ConvertError;
 use crate::format::{FormatError, ShardError};
 use crate::model::ModelError;
 use crate::plugin::{RolloutError, TrainError};
@@ -47,6 +48,9 @@ pub enum Error {
     /// Policy versions.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// Conversion.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     /// Rollout.
     #[error(transparent)]
     Rollout(#[from] RolloutError),

@@ -10,6 +10,7 @@
 pub mod checkpoint;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod convert;
 pub mod digest;
 mod error;
 pub mod format;

@@ -7,12 +7,17 @@ use std::path::Path;
 use safetensors::Dtype as StoredDtype;
 
 use super::error::CheckpointError;
-use super::layout::{StoredPart, stored_parts};
-use super::packed::{Matrix, Slab, orientations};
+use super::kept;
+use super::layout::{StoredPart, StoredParts, stored_parts};
+use super::packed::orientations;
 use super::reader::{StoredTensors, TensorRef};
+use super::scales::floats;
+use super::stored_error::StoredError;
 use super::{names, tied};
+use crate::format::Packing;
 use crate::model::huggingface::{HuggingFaceConfig, StoredLayout};
-use crate::network::{Mlp, Network, ParamId, Parameter};
+use crate::names::{NamedInventory, Slab};
+use crate::network::{Inventory, Mlp, Network, ParamId, Parameter};
 use crate::tensor::Dtype;
 
 /// Where one parameter is stored.
@@ -31,7 +36,8 @@ pub(super) fn bind(
     network: &Network,
     stored: &StoredTensors,
 ) -> Result<Vec<Binding>, CheckpointError> {
-    let mut binder = Binder { stored, layout: config.layout(), free: by_canonical_name(stored)? };
+    let free = by_canonical_name(stored)?;
+    let mut binder = Binder { stored, layout: config.layout(), kept: config.kept_modules(), free };
     let (layers, predicted) = (network.config.layer_count(), config.predicted_layers());
     binder.free.retain(|name, _| !names::is_ignored(name, layers, predicted));
     if network.config.tie_word_embeddings
@@ -53,18 +59,50 @@ pub(super) fn bind(
             None => missing.push(parameter.name.clone()),
         }
     }
-    binder.check_orphans(network)?;
     if !missing.is_empty() {
+        binder.check_orphans(network)?;
         return Err(CheckpointError::MissingTensors { dir: dir.to_owned(), tensors: missing });
     }
-    if !binder.free.is_empty() {
-        let tensors = binder.free.values().map(|tensor| stored.info(*tensor).name.clone()).collect();
-        return Err(CheckpointError::UnexpectedTensors { dir: dir.to_owned(), tensors });
-    }
+    binder.check_all_used(dir, network)?;
     Ok(bindings)
 }
 
-fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRef>, CheckpointError> {
+/// Binds the parameters of a family whose names are all that is known of it, or those that a network leaves aside: the
+/// `wanted` parameters of `named`, in `ParamId` order. `refs` are the stored tensors that `named` was made from, `free`
+/// those that may be used, by canonical name.
+pub(super) fn bind_named(
+    dir: &Path,
+    (layout, kept): (Option<StoredLayout>, &[String]),
+    named: &NamedInventory,
+    wanted: impl Fn(&Parameter) -> bool,
+    refs: &[TensorRef],
+    stored: &StoredTensors,
+    free: BTreeMap<String, TensorRef>,
+) -> Result<Vec<Binding>, CheckpointError> {
+    let mut binder = Binder { stored, layout, kept, free };
+    let mut bindings = Vec::new();
+    let mut packed = HashSet::new();
+    for (parameter, place) in named.inventory.parameters.iter().zip(&named.places) {
+        if !wanted(parameter) {
+            continue;
+        }
+        let tensor = refs[place.tensor];
+        if place.slab.is_some() {
+            packed.insert(names::canonical(&stored.info(tensor).name));
+            bindings.push(Binding::Dense { tensor, dtype: binder.dense_dtype(tensor)?, slab: place.slab });
+            continue;
+        }
+        // Its name was parsed from a stored one, so that it is there.
+        let missing = || CheckpointError::MissingTensors { dir: dir.to_owned(), tensors: vec![parameter.name.clone()] };
+        bindings.push(binder.single(parameter)?.ok_or_else(missing)?);
+    }
+    binder.free.retain(|name, _| !packed.contains(name));
+    binder.check_all_used(dir, &named.inventory)?;
+    Ok(bindings)
+}
+
+/// Every stored tensor by its canonical name.
+pub(super) fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRef>, CheckpointError> {
     let mut tensors = BTreeMap::new();
     for tensor in stored.all() {
         let name = names::canonical(&stored.info(tensor).name);
@@ -82,6 +120,8 @@ fn by_canonical_name(stored: &StoredTensors) -> Result<BTreeMap<String, TensorRe
 struct Binder<'a> {
     stored: &'a StoredTensors,
     layout: Option<StoredLayout>,
+    /// Modules that are said to be in high precision.
+    kept: &'a [String],
     /// Stored tensors that have no use yet, by canonical name.
     free: BTreeMap<String, TensorRef>,
 }
@@ -106,12 +146,13 @@ impl Binder<'_> {
             let [gate_up_is, down_is] = orientations(described(gate_up), described(down), sizes)?;
             let (gate_up_dtype, down_dtype) = (self.dense_dtype(gate_up)?, self.dense_dtype(down)?);
             for (expert, ((gate, up), down_linear)) in moe.gates.iter().zip(&moe.ups).zip(&moe.downs).enumerate() {
-                for (linear, matrix, tensor, dtype, orientation) in [
-                    (gate, Matrix::Gate, gate_up, gate_up_dtype, gate_up_is),
-                    (up, Matrix::Up, gate_up, gate_up_dtype, gate_up_is),
-                    (down_linear, Matrix::Down, down, down_dtype, down_is),
+                let (halves, alone) = ((gate_up_is, Packing::GateUpHalves), (down_is, Packing::Single));
+                for (linear, projection, tensor, dtype, packed, shape) in [
+                    (gate, 0, gate_up, gate_up_dtype, halves, [inner, hidden]),
+                    (up, 1, gate_up, gate_up_dtype, halves, [inner, hidden]),
+                    (down_linear, 0, down, down_dtype, alone, [hidden, inner]),
                 ] {
-                    let slab = Some(Slab::new(expert, matrix, orientation, [inner, hidden]));
+                    let slab = Some(Slab::new(expert, projection, packed, shape));
                     bindings.insert(linear.weight, Binding::Dense { tensor, dtype, slab });
                 }
             }
@@ -119,13 +160,14 @@ impl Binder<'_> {
         Ok(bindings)
     }
 
-    /// A parameter stored under its own name; `None` when it is missing.
+    /// A parameter stored under its own name, or packed under its own name; `None` when it is missing.
     fn single(&mut self, parameter: &Parameter) -> Result<Option<Binding>, CheckpointError> {
         let Some(tensor) = self.free.remove(&parameter.name) else {
-            return Ok(None);
+            return self.packed_codes(parameter);
         };
         let dtype = self.stored.info(tensor).dtype;
-        if !matches!(dtype, StoredDtype::F8_E4M3 | StoredDtype::U8) || parameter.shape.len() != 2 {
+        let may_be_codes = matches!(dtype, StoredDtype::F8_E4M3 | StoredDtype::U8 | StoredDtype::I8);
+        if !may_be_codes || parameter.shape.len() != 2 {
             let dtype = self.dense_dtype(tensor)?;
             self.check_shape(tensor, &parameter.shape)?;
             return Ok(Some(Binding::Dense { tensor, dtype, slab: None }));
@@ -137,16 +179,59 @@ impl Binder<'_> {
                 dtype: dtype.to_string(),
             });
         };
-        let (rows, cols) = parameter.rows_cols();
-        let parts = stored_parts(layout, rows, cols).map_err(|source| self.format_error(tensor, source))?;
-        self.check_part(tensor, &parts.codes)?;
-        let scales = self.scale(parameter, tensor, &parts.scales)?;
-        let outer = parts.outer.map(|part| self.scale(parameter, tensor, &part)).transpose()?;
-        if let Some(part) = parts.input {
-            // Present or not: activations are scaled per token here.
-            self.free.remove(&scale_name(parameter, &part));
+        let parts = self.parts(parameter, tensor, layout)?;
+        self.quantized(parameter, tensor, layout, parts).map(Some)
+    }
+
+    /// A parameter whose codes have another name than its values would have.
+    fn packed_codes(&mut self, parameter: &Parameter) -> Result<Option<Binding>, CheckpointError> {
+        let Some(layout) = self.layout.filter(|layout| layout.int4_group().is_some()) else {
+            return Ok(None);
+        };
+        let name = parameter.name.strip_suffix(".weight").map(|base| format!("{base}.weight_packed"));
+        let Some(tensor) = name.and_then(|name| self.free.remove(&name)) else {
+            return Ok(None);
+        };
+        let parts = self.parts(parameter, tensor, layout)?;
+        self.quantized(parameter, tensor, layout, parts).map(Some)
+    }
+
+    fn parts(
+        &self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        layout: StoredLayout,
+    ) -> Result<StoredParts, CheckpointError> {
+        if let Some(entry) = kept::listed(self.kept, &parameter.name) {
+            let (tensor, entry) = (parameter.name.clone(), entry.to_owned());
+            return Err(self.contradiction(codes, StoredError::KeptModuleHasCodes { tensor, entry }));
         }
-        Ok(Some(Binding::Quantized { layout, codes: tensor, scales, outer }))
+        let (rows, cols) = parameter.rows_cols();
+        stored_parts(layout, rows, cols).map_err(|source| self.format_error(codes, source))
+    }
+
+    fn quantized(
+        &mut self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        layout: StoredLayout,
+        parts: StoredParts,
+    ) -> Result<Binding, CheckpointError> {
+        self.check_part(codes, &parts.codes)?;
+        let scales = self.scale(parameter, codes, &parts.scales)?;
+        let outer = parts.outer.map(|part| self.scale(parameter, codes, &part)).transpose()?;
+        if let Some(part) = parts.extents {
+            let extents = self.scale(parameter, codes, &part)?;
+            self.check_extents(extents, parameter.rows_cols().into())?;
+        }
+        // Present or not: activations are scaled per token here. A writer takes it over from the directory.
+        if let Some(part) = parts.input
+            && let Some(input) = self.free.remove(&scale_name(parameter, &part))
+        {
+            self.check_part(input, &part)?;
+            self.check_input_scale(input)?;
+        }
+        Ok(Binding::Quantized { layout, codes, scales, outer })
     }
 
     fn scale(
@@ -173,13 +258,37 @@ impl Binder<'_> {
             let expected = match part.dtypes[0] {
                 StoredDtype::F8_E4M3 => "F8_E4M3",
                 StoredDtype::F32 => "F32",
+                StoredDtype::I8 => "I8",
+                StoredDtype::I32 => "I32",
+                StoredDtype::I64 => "I64",
                 _ => "U8",
             };
             return Err(self.wrong_dtype(tensor, expected));
         }
         // A scalar is stored as `[]` or as `[1]`.
-        let is_scalar = part.shape.is_empty() && info.shape == [1];
+        let scalar = |shape: &[usize]| matches!(shape, [] | [1]);
+        let is_scalar = scalar(&part.shape) && scalar(&info.shape);
         if is_scalar { Ok(()) } else { self.check_shape(tensor, &part.shape) }
+    }
+
+    fn check_extents(&self, tensor: TensorRef, expected: [usize; 2]) -> Result<(), CheckpointError> {
+        let bytes = self.stored.read_all(tensor)?;
+        let found: Vec<i64> = bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        if found.iter().map(|size| usize::try_from(*size)).eq(expected.map(Ok)) {
+            return Ok(());
+        }
+        let name = self.stored.info(tensor).name.clone();
+        Err(self.contradiction(tensor, StoredError::Extents { tensor: name, expected, found }))
+    }
+
+    fn check_input_scale(&self, tensor: TensorRef) -> Result<(), CheckpointError> {
+        match floats(&self.stored.read_all(tensor)?).as_slice() {
+            [value] if !(value.is_finite() && *value > 0.0) => {
+                let name = self.stored.info(tensor).name.clone();
+                Err(self.contradiction(tensor, StoredError::InputScale { tensor: name, value: *value }))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn dense_dtype(&self, tensor: TensorRef) -> Result<Dtype, CheckpointError> {
@@ -204,8 +313,18 @@ impl Binder<'_> {
         })
     }
 
+    /// Refuses tensors that are left over.
+    fn check_all_used(&self, dir: &Path, inventory: &Inventory) -> Result<(), CheckpointError> {
+        self.check_orphans(inventory)?;
+        if self.free.is_empty() {
+            return Ok(());
+        }
+        let tensors = self.free.values().map(|tensor| self.stored.info(*tensor).name.clone()).collect();
+        Err(CheckpointError::UnexpectedTensors { dir: dir.to_owned(), tensors })
+    }
+
     /// Refuses scales that are left over.
-    fn check_orphans(&self, network: &Network) -> Result<(), CheckpointError> {
+    fn check_orphans(&self, inventory: &Inventory) -> Result<(), CheckpointError> {
         if self.free.is_empty() {
             return Ok(());
         }
@@ -215,7 +334,7 @@ impl Binder<'_> {
             let Some(tensor) = names::scaled_tensor(name) else { continue };
             let is_stored = stored_names.contains(&tensor);
             let state = if is_stored { "in high precision" } else { "missing" };
-            if is_stored || network.find(&tensor).is_some() {
+            if is_stored || inventory.find(&tensor).is_some() {
                 return Err(CheckpointError::OrphanScale {
                     path: self.stored.path(*scale).to_owned(),
                     scale: self.stored.info(*scale).name.clone(),
@@ -235,6 +354,10 @@ impl Binder<'_> {
             expected,
             found: info.dtype.to_string(),
         }
+    }
+
+    fn contradiction(&self, tensor: TensorRef, source: StoredError) -> CheckpointError {
+        CheckpointError::Stored { path: self.stored.path(tensor).to_owned(), source }
     }
 
     fn format_error(&self, tensor: TensorRef, source: crate::format::FormatError) -> CheckpointError {

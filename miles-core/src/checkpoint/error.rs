@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use super::contract_error::ContractError;
+use super::stored_error::StoredError;
 use crate::digest::Digest;
 use crate::format::FormatError;
 use crate::model::ModelError;
+use crate::names::NamesError;
 use crate::policy::PolicyError;
 
 /// Why a checkpoint cannot be read or written. Every variant names the file or the tensor.
@@ -22,6 +25,14 @@ pub enum CheckpointError {
     /// The model's configuration is at fault.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The stored tensors are not those of a model of the family.
+    #[error("{}: {source}", dir.display())]
+    Names {
+        /// Directory.
+        dir: PathBuf,
+        /// Cause; names the tensor.
+        source: Box<NamesError>,
+    },
     /// The directory holds neither `model.safetensors` nor an index.
     #[error("{}: neither `model.safetensors` nor `model.safetensors.index.json` is there", dir.display())]
     NoWeights {
@@ -204,6 +215,14 @@ pub enum CheckpointError {
         /// Its number type.
         dtype: String,
     },
+    /// Stored bytes that contradict what is declared about them.
+    #[error("{}: {source}", path.display())]
+    Stored {
+        /// File.
+        path: PathBuf,
+        /// Cause; names the tensor.
+        source: StoredError,
+    },
     /// A tied model whose file holds another head than the embedding table.
     #[error(
         "{}: the embeddings are tied, but `lm_head.weight` ({head}) differs from `model.embed_tokens.weight` ({embedding})",
@@ -250,6 +269,14 @@ pub enum CheckpointError {
     /// The tensors do not make a policy version.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The contract sidecar of a directory is damaged, or at odds with the directory.
+    #[error("{}/{}: {source}", dir.display(), super::ContractSidecar::FILE)]
+    Contract {
+        /// Directory.
+        dir: PathBuf,
+        /// Cause; names the tensor, the file or the key.
+        source: Box<ContractError>,
+    },
     /// The target directory holds something.
     #[error("{}: exists and is not empty; it is replaced only when asked", dir.display())]
     TargetNotEmpty {
@@ -325,7 +352,7 @@ pub enum CheckpointError {
 }
 
 /// For `map_err`: an I/O error of one file.
-pub(super) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> CheckpointError {
+pub(crate) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::Io { path: path.clone(), source }
 }

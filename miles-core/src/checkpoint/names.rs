@@ -6,8 +6,13 @@ pub(super) use crate::names::stored::{canonical, scaled_tensor};
 /// Whether a tensor is known and not part of the network: a recomputed buffer, or one of `predicted_layers` behind the
 /// model's `layers`.
 pub(super) fn is_ignored(canonical: &str, layers: usize, predicted_layers: usize) -> bool {
-    is_recomputed(canonical)
-        || layer_of(canonical).is_some_and(|layer| (layers..layers + predicted_layers).contains(&layer))
+    is_recomputed(canonical) || is_predicted(canonical, layers, predicted_layers)
+}
+
+/// Whether a tensor is of one of `predicted_layers` behind the model's `layers`.
+pub(super) fn is_predicted(canonical: &str, layers: usize, predicted_layers: usize) -> bool {
+    !is_recomputed(canonical)
+        && layer_of(canonical).is_some_and(|layer| (layers..layers + predicted_layers).contains(&layer))
 }
 
 /// Where the packed experts of a layer are stored: gate and up together, and down.

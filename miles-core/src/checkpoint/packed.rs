@@ -1,4 +1,5 @@
-//! Experts packed into one 3-D tensor per layer, and where one expert's matrix lies in it.
+//! Experts packed into one 3-D tensor per layer: which way round. Where one expert's matrix lies is a
+//! [`Slab`](crate::names::Slab).
 //!
 //! ```text
 //!                  direct (transformers 5)   transposed
@@ -11,27 +12,7 @@
 
 use super::error::CheckpointError;
 use super::header::TensorInfo;
-pub(super) use crate::format::Orientation;
-
-/// One matrix within a packed tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slab {
-    /// Expert.
-    pub(super) expert: usize,
-    /// Rows and columns of one expert's part, as stored.
-    stored: [usize; 2],
-    /// First row (direct) or column (transposed) of the matrix in that part.
-    first: usize,
-    orientation: Orientation,
-}
-
-/// The three matrices of an expert, as parts of the packed tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Matrix {
-    Gate,
-    Up,
-    Down,
-}
+use crate::format::Orientation;
 
 /// The orientations of a layer's two packed tensors.
 ///
@@ -67,47 +48,6 @@ fn orientation(
     }
 }
 
-impl Slab {
-    /// Where one expert's matrix of `inner x hidden` (or `hidden x inner` for down) lies.
-    pub(super) fn new(expert: usize, matrix: Matrix, orientation: Orientation, [inner, hidden]: [usize; 2]) -> Self {
-        let (rows, cols) = if matrix == Matrix::Down { (hidden, inner) } else { (2 * inner, hidden) };
-        let stored = match orientation {
-            Orientation::Direct => [rows, cols],
-            Orientation::Transposed => [cols, rows],
-        };
-        let first = if matrix == Matrix::Up { inner } else { 0 };
-        Slab { expert, stored, first, orientation }
-    }
-
-    /// The stored bytes that hold the matrix of `shape`: offset and length.
-    pub(super) fn range(&self, shape: [usize; 2], element_bytes: usize) -> (u64, usize) {
-        let [rows, cols] = self.stored;
-        let start = self.expert as u64 * (rows * cols) as u64;
-        let (skipped, elements) = match self.orientation {
-            Orientation::Direct => (self.first * cols, shape[0] * shape[1]),
-            Orientation::Transposed => (0, rows * cols),
-        };
-        ((start + skipped as u64) * element_bytes as u64, elements * element_bytes)
-    }
-
-    /// The matrix of `shape`, row-major, from the bytes of [`Slab::range`].
-    pub(super) fn matrix(&self, bytes: Vec<u8>, [rows, cols]: [usize; 2], element_bytes: usize) -> Vec<u8> {
-        // Without elements, no row is walked, however many are claimed.
-        if self.orientation == Orientation::Direct || bytes.is_empty() {
-            return bytes;
-        }
-        let width = self.stored[1];
-        let mut matrix = Vec::with_capacity(rows * cols * element_bytes);
-        for row in 0..rows {
-            for col in 0..cols {
-                let at = (col * width + self.first + row) * element_bytes;
-                matrix.extend_from_slice(&bytes[at..at + element_bytes]);
-            }
-        }
-        matrix
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -134,24 +74,5 @@ mod tests {
         assert_eq!(found(&[2, 4, 4], &[2, 4, 2], [2, 2, 4]).unwrap(), [Direct, Direct]);
         assert_eq!(found(&[2, 3, 6], &[2, 3, 3], [2, 3, 3]).unwrap(), [Transposed, Transposed]);
         assert!(matches!(found(&[2, 5, 4], &[2, 4, 3], [2, 3, 4]), Err(CheckpointError::WrongShape { .. })));
-    }
-
-    #[test]
-    fn both_orientations_give_the_same_matrix() {
-        let (inner, hidden) = (3, 4);
-        // Two experts; element (e, r, c) of the direct layout is unique.
-        let direct: Vec<u8> = (0..2 * 6 * 4).collect();
-        let transposed: Vec<u8> =
-            (0..2).flat_map(|e| (0..4).flat_map(move |c| (0..6).map(move |r| e * 24 + r * 4 + c))).collect();
-        for (matrix, shape) in [(Matrix::Gate, [3, 4]), (Matrix::Up, [3, 4])] {
-            let read = |bytes: &[u8], orientation| {
-                let slab = Slab::new(1, matrix, orientation, [inner, hidden]);
-                let (start, length) = slab.range(shape, 1);
-                slab.matrix(bytes[start as usize..start as usize + length].to_vec(), shape, 1)
-            };
-            let expected = read(&direct, Orientation::Direct);
-            assert_eq!(expected[0], if matrix == Matrix::Gate { 24 } else { 36 });
-            assert_eq!(read(&transposed, Orientation::Transposed), expected);
-        }
     }
 }

@@ -4,39 +4,41 @@ use safetensors::Dtype as StoredDtype;
 
 use super::error::CheckpointError;
 use super::header::tensor_bytes;
-use super::layout::StoredPart;
+pub(crate) use super::layout::StoredPart;
 use super::names;
-use crate::network::{Mlp, Network, ParamId, Role};
+use super::reader::TensorRef;
+use crate::network::{Mlp, Network, ParamId, Parameter};
 use crate::tensor::Dtype;
 
 /// One tensor of the directory.
 #[derive(Clone, Debug)]
-pub(super) struct PlannedTensor {
-    pub(super) name: String,
-    pub(super) dtype: StoredDtype,
-    pub(super) shape: Vec<usize>,
+pub(crate) struct PlannedTensor {
+    pub(crate) name: String,
+    pub(crate) dtype: StoredDtype,
+    pub(crate) shape: Vec<usize>,
     /// Its bytes: those of these pieces, one after another.
-    pub(super) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<Piece>,
 }
 
 /// Bytes of one parameter.
 #[derive(Clone, Debug)]
-pub(super) enum Piece {
+pub(crate) enum Piece {
     /// All values, in a number type.
     Dense(ParamId, Dtype),
     /// Codes or scales.
     Part(ParamId, StoredPart),
+    /// All bytes of a stored tensor that is no parameter.
+    Other(TensorRef),
 }
 
 impl PlannedTensor {
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         tensor_bytes(self.dtype, &self.shape).unwrap_or(0)
     }
 }
 
 /// A parameter in high precision under its own name.
-pub(super) fn dense(network: &Network, id: ParamId, dtype: Dtype) -> PlannedTensor {
-    let parameter = network.parameter(id);
+pub(super) fn dense(parameter: &Parameter, id: ParamId, dtype: Dtype) -> PlannedTensor {
     PlannedTensor {
         name: parameter.name.clone(),
         dtype: stored_dtype(dtype),
@@ -46,8 +48,8 @@ pub(super) fn dense(network: &Network, id: ParamId, dtype: Dtype) -> PlannedTens
 }
 
 /// One part of a quantized parameter.
-pub(super) fn part(network: &Network, id: ParamId, part: StoredPart) -> PlannedTensor {
-    let name = &network.parameter(id).name;
+pub(super) fn part(parameter: &Parameter, id: ParamId, part: StoredPart) -> PlannedTensor {
+    let name = &parameter.name;
     let base = name.strip_suffix(".weight").unwrap_or(name);
     PlannedTensor {
         name: format!("{base}{}", part.suffix),
@@ -117,35 +119,6 @@ pub(super) fn shards(tensors: Vec<PlannedTensor>, max_shard_bytes: u64) -> Vec<V
         shard.sort_by(|a, b| b.dtype.bitsize().cmp(&a.dtype.bitsize()).then_with(|| a.name.cmp(&b.name)));
     }
     shards
-}
-
-/// The modules that engines must not expect codes for, `is_dense` telling which parameters those are. Engines fuse
-/// query, key and value, and route to experts as one module: those names are listed too.
-pub(super) fn kept_modules(network: &Network, is_dense: impl Fn(ParamId) -> bool) -> Vec<String> {
-    let mut modules = Vec::new();
-    for (id, parameter) in network.ids().zip(&network.parameters) {
-        if matches!(parameter.role, Role::Norm | Role::Bias | Role::RouterBias) || !is_dense(id) {
-            continue;
-        }
-        let Some(module) = parameter.name.strip_suffix(".weight") else { continue };
-        modules.push(module.to_owned());
-        if parameter.role == Role::AttentionQ {
-            modules.extend(module.strip_suffix("q_proj").map(|base| format!("{base}qkv_proj")));
-        }
-    }
-    for (index, layer) in network.layers.iter().enumerate() {
-        if let Mlp::Moe(moe) = &layer.mlp
-            && moe.gates.iter().chain(&moe.ups).chain(&moe.downs).all(|linear| is_dense(linear.weight))
-        {
-            modules.push(format!("model.layers.{index}.mlp.experts"));
-        }
-    }
-    if network.config.tie_word_embeddings {
-        modules.push("lm_head".to_owned());
-    }
-    modules.sort_unstable();
-    modules.dedup();
-    modules
 }
 
 pub(super) fn stored_dtype(dtype: Dtype) -> StoredDtype {

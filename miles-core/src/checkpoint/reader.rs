@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
 
 use serde::Deserialize;
 
 use super::error::{CheckpointError, io};
 use super::header::{self, Metadata, TensorInfo};
 use super::limits::{MAX_JSON_BYTES, MAX_TENSORS};
+use super::positional::read_exact_at;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -19,22 +20,21 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub(super) struct Shard {
     path: PathBuf,
-    /// The cursor belongs to whoever holds the lock.
-    file: Mutex<File>,
+    file: File,
     tensors: Vec<TensorInfo>,
     metadata: Metadata,
 }
 
 /// Place of a tensor: shard and index within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TensorRef {
+pub(crate) struct TensorRef {
     shard: usize,
     index: usize,
 }
 
 /// Every tensor of a checkpoint directory.
 #[derive(Debug)]
-pub(super) struct StoredTensors {
+pub(crate) struct StoredTensors {
     shards: Vec<Shard>,
 }
 
@@ -42,7 +42,7 @@ impl Shard {
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let mut file = File::open(path).map_err(io(path))?;
         let header = header::read(path, &mut file)?;
-        Ok(Shard { path: path.to_owned(), file: Mutex::new(file), tensors: header.tensors, metadata: header.metadata })
+        Ok(Shard { path: path.to_owned(), file, tensors: header.tensors, metadata: header.metadata })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -57,17 +57,15 @@ impl Shard {
         &self.metadata
     }
 
-    /// Fills `into` with the bytes of a tensor from `offset_bytes` on.
+    /// Fills `into` with the bytes of a tensor from `offset_bytes` on. Any number of threads at once.
     pub(super) fn read(&self, tensor: &TensorInfo, offset_bytes: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(tensor.start + offset_bytes)).map_err(io(&self.path))?;
-        file.read_exact(into).map_err(|source| match source.kind() {
+        read_exact_at(&self.file, into, tensor.start + offset_bytes).map_err(|source| match source.kind() {
             // The file was whole when it was opened.
             ErrorKind::UnexpectedEof => CheckpointError::Truncated {
                 path: self.path.clone(),
                 tensor: Some(tensor.name.clone()),
                 expected_bytes: tensor.start + tensor.bytes,
-                actual_bytes: file.metadata().map_or(0, |metadata| metadata.len()),
+                actual_bytes: self.file.metadata().map_or(0, |metadata| metadata.len()),
             },
             _ => CheckpointError::Io { path: self.path.clone(), source },
         })
@@ -94,6 +92,17 @@ impl StoredTensors {
             .iter()
             .enumerate()
             .flat_map(|(shard, file)| (0..file.tensors.len()).map(move |index| TensorRef { shard, index }))
+    }
+
+    /// Hashes what tells these files from others without reading their data: headers, names, lengths, times of change.
+    pub(super) fn describe(&self, hasher: &mut blake3::Hasher) -> Result<(), CheckpointError> {
+        for shard in &self.shards {
+            let metadata = shard.file.metadata().map_err(io(&shard.path))?;
+            let name = shard.path.file_name().unwrap_or_default();
+            let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            hasher.update(format!("{name:?} {} {changed:?} {:?}\n", metadata.len(), shard.tensors).as_bytes());
+        }
+        Ok(())
     }
 
     pub(super) fn info(&self, tensor: TensorRef) -> &TensorInfo {

@@ -20,7 +20,7 @@ pub const SIDECARS: [&str; 11] = [
     "LICENSE",
 ];
 
-pub(super) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for name in SIDECARS {
         let source = from.join(name);
         if source.is_file() {

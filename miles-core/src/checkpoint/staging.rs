@@ -20,9 +20,7 @@ pub(super) struct StagedDir {
 impl StagedDir {
     /// Starts a directory that will be `target`. A target that is not empty is refused unless `replace`.
     pub(super) fn new(target: &Path, replace: bool) -> Result<Self, CheckpointError> {
-        if !replace && !is_absent_or_empty(target)? {
-            return Err(CheckpointError::TargetNotEmpty { dir: target.to_owned() });
-        }
+        refuse_occupied(target, replace)?;
         if let Some(parent) = target.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::create_dir_all(parent).map_err(io(parent))?;
         }
@@ -39,23 +37,34 @@ impl StagedDir {
 
     /// Puts the directory in place.
     pub(super) fn commit(self) -> Result<(), CheckpointError> {
-        sync_dir(&self.partial)?;
-        let replaced = beside(&self.target, "replaced");
-        remove_dir(&replaced)?;
-        if self.target.exists() {
-            if !self.replace && !is_absent_or_empty(&self.target)? {
-                return Err(CheckpointError::TargetNotEmpty { dir: self.target.clone() });
-            }
-            fs::rename(&self.target, &replaced).map_err(io(&self.target))?;
-        }
-        if let Err(source) = fs::rename(&self.partial, &self.target) {
-            // Best effort: the error to report is the first one.
-            let _ = fs::rename(&replaced, &self.target);
-            return Err(CheckpointError::Io { path: self.target.clone(), source });
-        }
-        remove_dir(&replaced)?;
-        sync_parent(&self.target)
+        put_in_place(&self.partial, &self.target, self.replace)
     }
+}
+
+/// Renames a directory that is whole to `target`. What is there goes only if it is empty, or with `replace`.
+pub(crate) fn put_in_place(whole: &Path, target: &Path, replace: bool) -> Result<(), CheckpointError> {
+    sync_dir(whole)?;
+    let replaced = beside(target, "replaced");
+    remove_dir(&replaced)?;
+    if target.exists() {
+        refuse_occupied(target, replace)?;
+        fs::rename(target, &replaced).map_err(io(target))?;
+    }
+    if let Err(source) = fs::rename(whole, target) {
+        // Best effort: the error to report is the first one.
+        let _ = fs::rename(&replaced, target);
+        return Err(CheckpointError::Io { path: target.to_owned(), source });
+    }
+    remove_dir(&replaced)?;
+    sync_parent(target)
+}
+
+/// Refuses a target that holds something, unless it is to be replaced.
+pub(crate) fn refuse_occupied(target: &Path, replace: bool) -> Result<(), CheckpointError> {
+    if replace || is_absent_or_empty(target)? {
+        return Ok(());
+    }
+    Err(CheckpointError::TargetNotEmpty { dir: target.to_owned() })
 }
 
 impl Drop for StagedDir {
@@ -110,7 +119,7 @@ fn is_absent_or_empty(dir: &Path) -> Result<bool, CheckpointError> {
     }
 }
 
-fn remove_dir(dir: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn remove_dir(dir: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(dir) {
         Err(source) if source.kind() != ErrorKind::NotFound => {
             Err(CheckpointError::Io { path: dir.to_owned(), source })
@@ -125,6 +134,6 @@ fn sync_parent(path: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Makes the names in a directory durable, where the system lets a directory be opened.
-fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
     if cfg!(unix) { File::open(dir).and_then(|file| file.sync_all()).map_err(io(dir)) } else { Ok(()) }
 }

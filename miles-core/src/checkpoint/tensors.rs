@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 
 use super::error::{CheckpointError, io};
-use super::header::{self, Metadata, TensorInfo, tensor_bytes};
+use super::header::{self, TensorInfo, tensor_bytes};
 use super::reader::Shard;
 use super::staging::StagedFile;
 
@@ -24,18 +24,16 @@ pub(super) struct TensorWriter {
 }
 
 impl TensorWriter {
+    /// Starts a file with `header`; `tensors` are the names in it and the bytes of each.
     pub(super) fn create(
         path: &Path,
         shown: &Path,
-        tensors: &[(&str, Dtype, &[usize])],
-        metadata: &Metadata,
+        header: &[u8],
+        tensors: VecDeque<(String, u64)>,
     ) -> Result<Self, CheckpointError> {
         let mut file = BufWriter::new(File::create(path).map_err(io(shown))?);
-        file.write_all(&header::encode(tensors, metadata)).map_err(io(shown))?;
-        let sized = |(name, dtype, shape): &(&str, Dtype, &[usize])| {
-            ((*name).to_owned(), tensor_bytes(*dtype, shape).unwrap_or(0))
-        };
-        Ok(TensorWriter { shown: shown.to_owned(), file, left: tensors.iter().map(sized).collect() })
+        file.write_all(header).map_err(io(shown))?;
+        Ok(TensorWriter { shown: shown.to_owned(), file, left: tensors })
     }
 
     /// Writes some of the bytes of a tensor; the next tensor's turn comes when all are there.
@@ -87,7 +85,11 @@ impl StateWriter {
         let staged = StagedFile::new(path);
         let announced: Vec<_> =
             tensors.iter().map(|(name, shape)| (name.as_str(), Dtype::F32, shape.as_slice())).collect();
-        let writer = TensorWriter::create(staged.path(), path, &announced, text)?;
+        let sized = |(name, dtype, shape): &(&str, Dtype, &[usize])| {
+            ((*name).to_owned(), tensor_bytes(*dtype, shape).unwrap_or(0))
+        };
+        let header = header::encode(&announced, text);
+        let writer = TensorWriter::create(staged.path(), path, &header, announced.iter().map(sized).collect())?;
         Ok(StateWriter { writer, staged, shapes: tensors.iter().cloned().collect() })
     }
 

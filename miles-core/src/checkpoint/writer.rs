@@ -5,11 +5,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::directory::{
+    Description, DirectoryPlan, PlannedShard, common_layout, no_packed_layout, parameter_tensors, quantized,
+};
 use super::error::{CheckpointError, io};
-use super::header::Metadata;
-use super::layout::{hf_quant_config, layout_of, part_bytes, quantization_config, stored_parts};
+use super::input_scales;
+use super::kept::{self, kept_modules};
+use super::layout::{layout_of, part_bytes};
 use super::plan::{self, Piece, PlannedTensor};
 use super::sidecar;
 use super::staging::StagedDir;
@@ -90,19 +94,34 @@ pub fn write_checkpoint(
         (_, PolicyTensor::Dense(tensor)) => Some(tensor.dtype()),
         (_, PolicyTensor::Quantized(_)) => None,
     };
-    let layout = common_layout(network, snapshot, &stored_dtype)?;
+    let layout = common_layout(network, |id| match (stored_dtype(id), held(id)) {
+        (None, PolicyTensor::Quantized(tensor)) => Some(layout_of(&network.parameter(id).name, tensor)),
+        _ => None,
+    })?;
     let tensors = planned(network, options.experts, layout, &stored_dtype)?;
-    let kept = plan::kept_modules(network, |id| stored_dtype(id).is_some());
+    let beside = kept::Beside {
+        tied_head: network.config.tie_word_embeddings,
+        predicted_layers: template.config.predicted_layers(),
+    };
+    let kept = kept_modules(network, beside, |id| stored_dtype(id).is_some());
     let description = Description {
         dtype: stored_dtype(network.embedding).unwrap_or(Dtype::Bf16),
         layout: layout.map(|layout| (layout, kept)),
     };
+    let input_scales = match (&template.sidecar_dir, layout) {
+        (Some(source), Some(StoredLayout::Nvfp4)) => input_scales::read(source)?,
+        _ => BTreeMap::new(),
+    };
+    let input_scale =
+        |id: ParamId| input_scales.get(&network.parameter(id).name).copied().unwrap_or(input_scales::NEUTRAL);
     let mut bytes_of = |piece: &Piece| match piece {
         Piece::Dense(id, dtype) => dense_bytes(network, *id, held(*id), *dtype),
         Piece::Part(id, part) => match held(*id) {
-            PolicyTensor::Quantized(tensor) => Ok(part_bytes(tensor, part)),
+            PolicyTensor::Quantized(tensor) => Ok(part_bytes(tensor, part, input_scale(*id))),
             PolicyTensor::Dense(tensor) => Ok(Cow::Borrowed(tensor.bytes())),
         },
+        // A snapshot holds parameters only, so this is planned by nobody.
+        Piece::Other(_) => Ok(Cow::Borrowed([].as_slice())),
     };
     write_directory(network, template, dir, options, tensors, &description, &mut bytes_of)
 }
@@ -128,9 +147,10 @@ pub fn write_values(
     let tensors = planned(&network, options.experts, None, &stored_dtype)?;
     let mut values = Vec::new();
     let mut bytes_of = |piece: &Piece| {
-        let (Piece::Dense(id, dtype), parameter) = (piece, piece.parameter(&network)) else {
+        let Piece::Dense(id, dtype) = piece else {
             return Ok(Cow::Borrowed([].as_slice()));
         };
+        let parameter = network.parameter(*id);
         let failed = |source| CheckpointError::Source { tensor: parameter.name.clone(), source: Box::new(source) };
         source.read(*id, &mut values).map_err(failed)?;
         let tensor = DenseTensor::from_f32(*dtype, parameter.shape.clone(), &values).map_err(|_| {
@@ -143,49 +163,7 @@ pub fn write_values(
     write_directory(&network, template, dir, options, tensors, &description, &mut bytes_of)
 }
 
-/// What `config.json` says about the weights.
-struct Description {
-    dtype: Dtype,
-    /// Layout of codes, with the modules kept in high precision.
-    layout: Option<(StoredLayout, Vec<String>)>,
-}
-
 type BytesOf<'a, 'b> = &'a mut dyn FnMut(&Piece) -> Result<Cow<'b, [u8]>, CheckpointError>;
-
-impl Piece {
-    fn parameter<'n>(&self, network: &'n Network) -> &'n crate::network::Parameter {
-        match self {
-            Piece::Dense(id, _) | Piece::Part(id, _) => network.parameter(*id),
-        }
-    }
-}
-
-/// The one layout of all tensors that are stored as codes.
-fn common_layout(
-    network: &Network,
-    snapshot: &Snapshot,
-    stored_dtype: &dyn Fn(ParamId) -> Option<Dtype>,
-) -> Result<Option<StoredLayout>, CheckpointError> {
-    let mut common: Option<(ParamId, StoredLayout)> = None;
-    for id in network.ids().filter(|id| stored_dtype(*id).is_none()) {
-        let PolicyTensor::Quantized(tensor) = snapshot.tensor(id).as_ref() else { continue };
-        let name = &network.parameter(id).name;
-        let layout = layout_of(name, tensor)?;
-        match common {
-            None => common = Some((id, layout)),
-            Some((first, first_layout)) if first_layout != layout => {
-                return Err(CheckpointError::MixedFormats {
-                    first: network.parameter(first).name.clone(),
-                    first_format: first_layout.format().to_string(),
-                    second: name.clone(),
-                    second_format: layout.format().to_string(),
-                });
-            }
-            Some(_) => {}
-        }
-    }
-    Ok(common.map(|(_, layout)| layout))
-}
 
 fn planned(
     network: &Network,
@@ -196,18 +174,8 @@ fn planned(
     let mut tensors = Vec::new();
     let packed = experts == ExpertLayout::Packed;
     for (id, parameter) in network.ids().zip(&network.parameters) {
-        if packed && parameter.expert.is_some() {
-            continue;
-        }
-        match (stored_dtype(id), layout) {
-            (Some(dtype), _) => tensors.push(plan::dense(network, id, dtype)),
-            (None, Some(layout)) => {
-                let (rows, cols) = parameter.rows_cols();
-                let parts = stored_parts(layout, rows, cols).map_err(|source| quantized(&parameter.name, source))?;
-                let all = [Some(parts.codes), Some(parts.scales), parts.outer, parts.input];
-                tensors.extend(all.into_iter().flatten().map(|part| plan::part(network, id, part)));
-            }
-            (None, None) => return Err(no_packed_layout(network, id)),
+        if !packed || parameter.expert.is_none() {
+            tensors.extend(parameter_tensors(network, id, stored_dtype(id), layout)?);
         }
     }
     if packed {
@@ -215,15 +183,6 @@ fn planned(
             .extend(plan::packed_experts(network, |id| stored_dtype(id).ok_or_else(|| no_packed_layout(network, id)))?);
     }
     Ok(tensors)
-}
-
-fn quantized(tensor: &str, source: FormatError) -> CheckpointError {
-    CheckpointError::Quantized { tensor: tensor.to_owned(), source: Box::new(source) }
-}
-
-fn no_packed_layout(network: &Network, id: ParamId) -> CheckpointError {
-    let tensor = network.parameter(id).name.clone();
-    CheckpointError::NoLayout { tensor, format: "codes".to_owned(), why: "packed with those of other experts" }
 }
 
 /// The values of a tensor in a number type.
@@ -267,30 +226,15 @@ fn write_directory(
         return Err(CheckpointError::OtherModel { path: template.config.path().to_owned() });
     }
     let staged = StagedDir::new(dir, options.replace)?;
-    let shards = plan::shards(tensors, options.max_shard_bytes);
-    let names: Vec<String> = match shards.len() {
-        0 | 1 => vec!["model.safetensors".to_owned()],
-        count => (1..=count).map(|index| format!("model-{index:05}-of-{count:05}.safetensors")).collect(),
-    };
-    let mut weight_map = BTreeMap::new();
-    let mut total_bytes = 0;
-    for (shard, name) in shards.iter().zip(&names) {
-        write_shard(&staged.path().join(name), &dir.join(name), shard, bytes_of)?;
-        weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone())));
-        total_bytes += shard.iter().map(PlannedTensor::bytes).sum::<u64>();
-    }
-    if shards.len() > 1 {
-        let index = json!({ "metadata": { "total_size": total_bytes }, "weight_map": weight_map });
-        write_json(&staged, dir, "model.safetensors.index.json", &index)?;
+    let plan = DirectoryPlan::new(tensors, options.max_shard_bytes, template.config.json(), description);
+    for shard in &plan.shards {
+        write_shard(&staged.path().join(&shard.name), &dir.join(&shard.name), shard, bytes_of)?;
     }
     if let Some(source) = &template.sidecar_dir {
         sidecar::copy(source, staged.path())?;
     }
-    let quantization = description.layout.as_ref().map(|(layout, kept)| quantization_config(*layout, kept));
-    let config = template.config.stored_as(description.dtype, quantization);
-    write_json(&staged, dir, "config.json", &Value::Object(config))?;
-    if let Some((StoredLayout::Nvfp4, kept)) = &description.layout {
-        write_json(&staged, dir, "hf_quant_config.json", &hf_quant_config(kept))?;
+    for (name, text) in &plan.texts {
+        fs::write(staged.path().join(name), text).map_err(io(&dir.join(name)))?;
     }
     staged.commit()
 }
@@ -298,23 +242,15 @@ fn write_directory(
 fn write_shard(
     path: &Path,
     shown: &Path,
-    tensors: &[PlannedTensor],
+    shard: &PlannedShard,
     bytes_of: BytesOf<'_, '_>,
 ) -> Result<(), CheckpointError> {
-    let announced: Vec<_> =
-        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.as_slice())).collect();
-    let metadata = Metadata::from([("format".to_owned(), "pt".to_owned())]);
-    let mut writer = TensorWriter::create(path, shown, &announced, &metadata)?;
-    for tensor in tensors {
+    let sizes = shard.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.bytes())).collect();
+    let mut writer = TensorWriter::create(path, shown, &shard.header, sizes)?;
+    for tensor in &shard.tensors {
         for piece in &tensor.pieces {
             writer.write(&tensor.name, &bytes_of(piece)?)?;
         }
     }
     writer.finish()
-}
-
-fn write_json(staged: &StagedDir, dir: &Path, name: &str, value: &Value) -> Result<(), CheckpointError> {
-    let path = staged.path().join(name);
-    // Alternate form: indented, as transformers writes it.
-    fs::write(&path, format!("{value:#}\n")).map_err(io(&dir.join(name)))
 }

@@ -68,6 +68,16 @@ pub enum FormatError {
         /// The most of either.
         limit: usize,
     },
+    /// Rows that end in a part of a group, for a layout of checkpoints that has no place for it.
+    #[error("checkpoints hold {format} in whole groups: [{rows}, {cols}] ends in a part of one")]
+    PartialGroup {
+        /// Format.
+        format: FormatId,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+    },
     /// The format transforms whole blocks, so the length along the block axis has to be a multiple of the block.
     #[error("format {format} rotates blocks of {block} along the {axis} axis: [{rows}, {cols}] ends in a part of one")]
     PartialBlock {

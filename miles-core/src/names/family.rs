@@ -84,6 +84,12 @@ impl Family {
         self.table().has_experts()
     }
 
+    /// Whether a [`Network`](crate::network::Network) describes models of the family, so that they can be run and trained.
+    #[must_use]
+    pub fn has_forward_pass(self) -> bool {
+        Architecture::ALL.iter().any(|(_, architecture)| Family::from(*architecture) == self)
+    }
+
     pub(super) fn table(self) -> &'static Table {
         match self {
             Family::Llama => &tables::LLAMA,

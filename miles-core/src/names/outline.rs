@@ -8,7 +8,7 @@ use super::Family;
 use super::tables::Predicted;
 use crate::checkpoint::limits::{MAX_LAYERS, MAX_TENSORS};
 use crate::model::ModelError;
-use crate::model::huggingface::{StoredLayout, keys::Keys, quantization::stored_layout, read_object};
+use crate::model::huggingface::{StoredLayout, keys::Keys, quantization, read_object};
 use crate::registry::nearest;
 
 /// Family and sizes of a model, from its `config.json`.
@@ -88,7 +88,7 @@ impl Outline {
             experts,
             expert_size,
             tie_word_embeddings: tied.unwrap_or(false),
-            layout: stored_layout(outer)?,
+            layout: quantization::declared(outer)?.map(|declared| declared.layout),
         })
     }
 }

@@ -26,12 +26,13 @@ const PREFIXES: [(&str, &str); 6] = [
 /// Buffers that older exporters stored and every reader recomputes.
 const RECOMPUTED_SUFFIXES: [&str; 1] = [".rotary_emb.inv_freq"];
 
-/// Suffixes of scales, each with that of the tensor it belongs to.
-pub(crate) const SCALE_SUFFIXES: [(&str, &str); 4] = [
+/// Suffixes of scales and of what else stands beside codes, each with that of the tensor it belongs to.
+pub(crate) const SCALE_SUFFIXES: [(&str, &str); 5] = [
     (".weight_scale_inv", ".weight"),
     (".weight_scale", ".weight"),
     (".weight_scale_2", ".weight"),
     (".input_scale", ".weight"),
+    (".weight_shape", ".weight"),
 ];
 
 /// The canonical name: the one that the network uses, or that it would use.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PartitionPlan;
 use crate::digest::Digest;
-use crate::format::{FormatError, FormatId, Partition};
+use crate::format::{FormatError, FormatId, Partition, QuantizeSpec};
 use crate::network::{Inventory, ParamId, Role};
 use crate::tensor::Dtype;
 
@@ -174,6 +174,18 @@ impl PrecisionMap {
     pub fn partition(&self, inventory: &Inventory, id: ParamId) -> Partition {
         debug_assert_eq!(self.entries.len(), inventory.parameters.len());
         self.entry(id).partition
+    }
+
+    /// How the weight of one parameter is quantized; `None` when it stays in high precision.
+    #[must_use]
+    pub fn weight_spec(&self, id: ParamId) -> Option<QuantizeSpec> {
+        let entry = self.entry(id);
+        match &entry.format {
+            TensorFormat::Dense(_) => None,
+            TensorFormat::Quantized(format) => {
+                Some(QuantizeSpec::weight(format.clone()).with_partition(entry.partition))
+            }
+        }
     }
 
     /// Hash of the whole map.

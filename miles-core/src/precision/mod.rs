@@ -29,6 +29,7 @@ pub use map::{BackwardMode, PrecisionEntry, PrecisionMap, TensorFormat};
 pub use partition::{PartitionAxis, PartitionPlan};
 pub use recipe::Recipe;
 pub use resolve::{resolve, resolve_list, resolve_with};
+pub(crate) use rule::glob;
 pub use rule::{Layers, Rule, RulePartition};
 pub use shape::ShapeCondition;
 pub use table::{PrecisionTable, TableRow};

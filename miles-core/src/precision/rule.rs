@@ -171,7 +171,7 @@ impl fmt::Display for Rule {
 }
 
 /// Whether `text` matches `pattern`, in which `*` stands for any characters, none included.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
+pub(crate) fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     // Where to go on when the characters after the last star do not match: the star, and how much it took.
     let mut retry: Option<(usize, usize)> = None;

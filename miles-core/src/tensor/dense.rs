@@ -136,13 +136,19 @@ impl DenseTensor {
     /// BLAKE3 over the number type's name, the shape and the bytes.
     #[must_use]
     pub fn digest(&self) -> Digest {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(self.dtype.name().as_bytes());
-        hasher.update(&(self.shape.len() as u64).to_le_bytes());
-        for &extent in &self.shape {
-            hasher.update(&(extent as u64).to_le_bytes());
-        }
+        let mut hasher = Self::hasher(self.dtype, &self.shape);
         hasher.update(&self.bytes);
         Digest::from(hasher.finalize())
+    }
+
+    /// What gives [`digest`](Self::digest) once the bytes are fed to it.
+    pub(crate) fn hasher(dtype: Dtype, shape: &[usize]) -> blake3::Hasher {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(dtype.name().as_bytes());
+        hasher.update(&(shape.len() as u64).to_le_bytes());
+        for &extent in shape {
+            hasher.update(&(extent as u64).to_le_bytes());
+        }
+        hasher
     }
 }

@@ -1,8 +1,11 @@
 //! Promises of checkpoints: strict reading, bytes unchanged, writing all or nothing.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod compressed;
 mod damaged;
 mod files;
+mod foreign;
+mod foreign_config;
 mod layouts;
 mod open;
 mod packed;

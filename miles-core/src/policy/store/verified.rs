@@ -85,7 +85,7 @@ fn check_seal(snapshot: &Snapshot) -> Result<(), PolicyError> {
         }
         digests.push(found);
     }
-    let digest = crate::policy::snapshot::policy_digest(network, snapshot.map(), &digests);
+    let digest = crate::policy::snapshot::policy_digest(network, snapshot.map().digest(), &digests);
     let (expected, found) = (snapshot.stamp(), PolicyStamp { digest, ..snapshot.stamp() });
     if found == expected { Ok(()) } else { Err(StoreError::Exchanged { expected, found }.into()) }
 }

@@ -1,0 +1,352 @@
+//! Stored tensors bound to parameters: values, or codes and scales as they are stored, one parameter at a time.
+
+use std::iter::repeat_n;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::bind::Binding;
+use super::contract::{ContractSidecar, ContractTensor};
+use super::contract_error::ContractError;
+use super::error::CheckpointError;
+use super::layout;
+use super::reader::{StoredTensors, TensorRef};
+use super::scales;
+use crate::digest::Digest;
+use crate::format::{FormatError, Partition, QuantizeSpec, QuantizedTensor};
+use crate::model::huggingface::StoredLayout;
+use crate::names::Slab;
+use crate::network::{Inventory, ParamId, Parameter};
+use crate::number::e4m3;
+use crate::policy::PolicyTensor;
+use crate::precision::TensorFormat;
+use crate::tensor::{DenseTensor, Dtype};
+
+/// The stored tensors of a directory, and which of them each parameter is read from.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    pub(super) stored: StoredTensors,
+    pub(super) bindings: Vec<Binding>,
+    /// What the directory says about itself, checked against its headers.
+    contract: Option<Recorded>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    dir: PathBuf,
+    sidecar: ContractSidecar,
+}
+
+/// Codes of one parameter with their scales.
+#[derive(Clone, Copy)]
+struct Quantized {
+    layout: StoredLayout,
+    codes: TensorRef,
+    scales: TensorRef,
+    outer: Option<TensorRef>,
+}
+
+impl Bound {
+    /// Takes what is bound, and checks the contract sidecar of the directory, if it has one, against it.
+    pub(super) fn new(
+        dir: &Path,
+        inventory: &Inventory,
+        stored: StoredTensors,
+        bindings: Vec<Binding>,
+    ) -> Result<Self, CheckpointError> {
+        let contract = ContractSidecar::read(dir)?.map(|sidecar| Recorded { dir: dir.to_owned(), sidecar });
+        let bound = Bound { stored, bindings, contract };
+        if let Some(recorded) = &bound.contract {
+            let parameters =
+                inventory.ids().map(|id| (inventory.parameter(id), stored_format(&bound.bindings[id.index()])));
+            recorded.sidecar.check_parameters(parameters).map_err(|source| recorded.error(source))?;
+        }
+        Ok(bound)
+    }
+
+    /// The sidecar of the directory.
+    pub(crate) fn contract(&self) -> Option<&ContractSidecar> {
+        self.contract.as_ref().map(|recorded| &recorded.sidecar)
+    }
+
+    /// How a parameter is stored; a variant by its name where the sidecar gives it.
+    pub(crate) fn format(&self, id: ParamId, parameter: &Parameter) -> TensorFormat {
+        match self.recorded(parameter) {
+            Some((_, tensor)) => tensor.format.clone(),
+            None => stored_format(&self.bindings[id.index()]),
+        }
+    }
+
+    /// How a parameter is cut: whole, unless the sidecar says otherwise.
+    pub(crate) fn partition(&self, parameter: &Parameter) -> Partition {
+        self.recorded(parameter).map_or(Partition::WHOLE, |(recorded, tensor)| recorded.sidecar.partition(tensor))
+    }
+
+    /// Bytes that are read for a parameter.
+    pub(crate) fn source_bytes(&self, id: ParamId, parameter: &Parameter) -> u64 {
+        let bytes = |tensor: TensorRef| self.stored.info(tensor).bytes;
+        match &self.bindings[id.index()] {
+            Binding::Dense { dtype, slab, .. } => {
+                let elements = slab.map_or(parameter.elements(), |slab| slab.span().len());
+                (elements * dtype.element_bytes()) as u64
+            }
+            Binding::Quantized { codes, scales, outer, .. } => bytes(*codes) + bytes(*scales) + outer.map_or(0, bytes),
+        }
+    }
+
+    /// The number type of a parameter that is stored in high precision in one piece, row by row; `None` for any other.
+    pub(crate) fn in_one_piece(&self, id: ParamId) -> Option<Dtype> {
+        match &self.bindings[id.index()] {
+            Binding::Dense { dtype, slab, .. } if slab.is_none_or(|slab| slab.is_contiguous()) => Some(*dtype),
+            _ => None,
+        }
+    }
+
+    /// Fills `into` with elements of a parameter that is [`in_one_piece`](Self::in_one_piece), from element `first` on, and
+    /// refuses any that is not finite.
+    pub(crate) fn read_elements(
+        &self,
+        id: ParamId,
+        parameter: &Parameter,
+        first: usize,
+        into: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let Binding::Dense { tensor, dtype, slab } = self.bindings[id.index()] else {
+            let (path, tensor) = (PathBuf::new(), parameter.name.clone());
+            return Err(CheckpointError::NoSuchTensor { path, tensor, expected: None });
+        };
+        let start = slab.map_or(0, |slab| slab.span().start) + first;
+        self.stored.read(tensor, (start * dtype.element_bytes()) as u64, into)?;
+        match first_non_finite(dtype, into) {
+            None => Ok(()),
+            Some((index, value)) => Err(self.non_finite(parameter, tensor, first + index, value)),
+        }
+    }
+
+    /// Name of a stored tensor, as stored.
+    pub(crate) fn name(&self, tensor: TensorRef) -> &str {
+        &self.stored.info(tensor).name
+    }
+
+    /// Fills `into` with bytes of a stored tensor from `offset_bytes` on.
+    pub(crate) fn read_bytes(
+        &self,
+        tensor: TensorRef,
+        offset_bytes: u64,
+        into: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        self.stored.read(tensor, offset_bytes, into)
+    }
+
+    /// BLAKE3 of a stored tensor's bytes, read in chunks.
+    pub(crate) fn hash_bytes(&self, tensor: TensorRef, chunk_bytes: usize) -> Result<Digest, CheckpointError> {
+        let bytes = self.stored.info(tensor).bytes;
+        let mut hasher = blake3::Hasher::new();
+        let mut chunk = vec![0; chunk_bytes.min(bytes as usize)];
+        let mut done = 0;
+        while done < bytes {
+            let length = (bytes - done).min(chunk_bytes as u64) as usize;
+            self.stored.read(tensor, done, &mut chunk[..length])?;
+            hasher.update(&chunk[..length]);
+            done += length as u64;
+        }
+        Ok(hasher.finalize().into())
+    }
+
+    /// The digest that the sidecar of the directory gives a parameter.
+    pub(crate) fn recorded_digest(&self, parameter: &Parameter) -> Option<Digest> {
+        self.recorded(parameter).map(|(_, tensor)| tensor.digest)
+    }
+
+    /// Replaces `into` by the values of a parameter, row-major.
+    pub(crate) fn read_f32(
+        &self,
+        id: ParamId,
+        parameter: &Parameter,
+        into: &mut Vec<f32>,
+    ) -> Result<(), CheckpointError> {
+        match self.bindings[id.index()] {
+            Binding::Dense { tensor, dtype, slab } => self.dense(parameter, tensor, dtype, slab)?.read_f32(into),
+            Binding::Quantized { layout, codes, scales, outer } => {
+                let tensor = self.quantized(parameter, Quantized { layout, codes, scales, outer })?;
+                *into = self.dequantize(parameter, codes, &tensor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A parameter as it is stored.
+    pub(crate) fn read(&self, id: ParamId, parameter: &Parameter) -> Result<PolicyTensor, CheckpointError> {
+        match self.bindings[id.index()] {
+            Binding::Dense { tensor, dtype, slab } => {
+                self.dense(parameter, tensor, dtype, slab).map(PolicyTensor::Dense)
+            }
+            Binding::Quantized { layout, codes, scales, outer } => {
+                self.quantized(parameter, Quantized { layout, codes, scales, outer }).map(PolicyTensor::Quantized)
+            }
+        }
+    }
+
+    /// A parameter as it is stored, where it is stored in `dtype`.
+    pub(crate) fn read_in(
+        &self,
+        id: ParamId,
+        parameter: &Parameter,
+        dtype: Dtype,
+    ) -> Result<Option<DenseTensor>, CheckpointError> {
+        match self.bindings[id.index()] {
+            Binding::Dense { tensor, dtype: stored, slab } if stored == dtype => {
+                self.dense(parameter, tensor, dtype, slab).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn dense(
+        &self,
+        parameter: &Parameter,
+        tensor: TensorRef,
+        dtype: Dtype,
+        slab: Option<Slab>,
+    ) -> Result<DenseTensor, CheckpointError> {
+        let element_bytes = dtype.element_bytes();
+        let span = match slab {
+            None => 0..parameter.elements(),
+            Some(slab) => slab.span(),
+        };
+        // In its last place from the start: a vector would be copied into the shared slice.
+        let mut bytes: Arc<[u8]> = repeat_n(0, span.len() * element_bytes).collect();
+        if let Some(bytes) = Arc::get_mut(&mut bytes) {
+            self.stored.read(tensor, (span.start * element_bytes) as u64, bytes)?;
+        }
+        if let Some(slab) = slab.filter(|slab| !slab.is_contiguous()) {
+            bytes = slab.gather(&bytes, element_bytes).into();
+        }
+        if let Some((index, value)) = first_non_finite(dtype, &bytes) {
+            return Err(self.non_finite(parameter, tensor, index, value));
+        }
+        let actual = bytes.len() / element_bytes;
+        let tensor = DenseTensor::new(dtype, parameter.shape.clone(), bytes).map_err(|_| {
+            let (tensor, expected) = (parameter.name.clone(), parameter.elements());
+            CheckpointError::WrongLength { tensor, expected, actual }
+        })?;
+        self.check_digest(parameter, || tensor.digest())?;
+        Ok(tensor)
+    }
+
+    fn quantized(
+        &self,
+        parameter: &Parameter,
+        Quantized { layout, codes, scales, outer }: Quantized,
+    ) -> Result<QuantizedTensor, CheckpointError> {
+        let (rows, cols) = parameter.rows_cols();
+        let code_bytes = self.stored.read_all(codes)?;
+        if layout.has_e4m3_codes()
+            && let Some(index) = code_bytes.iter().position(|code| e4m3::is_nan(*code))
+        {
+            return Err(self.non_finite(parameter, codes, index, f32::NAN));
+        }
+        // Its shape was checked at opening.
+        let scale_cols = self.stored.info(scales).shape.last().copied().unwrap_or(1);
+        let scale_dtype = self.stored.info(scales).dtype;
+        let decoded = scales::decode(layout, scale_dtype, self.stored.read_all(scales)?, scale_cols);
+        let block_scales = decoded.map_err(|bad| CheckpointError::Stored {
+            path: self.stored.path(scales).to_owned(),
+            source: bad.of(&parameter.name),
+        })?;
+        let outer = outer.map(|tensor| self.stored.read_all(tensor)).transpose()?.map(|bytes| scales::floats(&bytes));
+        let format = match self.recorded(parameter).map(|(_, tensor)| &tensor.format) {
+            Some(TensorFormat::Quantized(format)) => format.clone(),
+            _ => layout.format(),
+        };
+        let spec = QuantizeSpec::weight(format).with_partition(self.partition(parameter));
+        let tensor = layout::assemble(layout, &spec, &parameter.name, [rows, cols], code_bytes, block_scales, outer)
+            .map_err(|source| self.format_error(scales, source))?;
+        self.check_digest(parameter, || tensor.digest())?;
+        Ok(tensor)
+    }
+
+    fn recorded(&self, parameter: &Parameter) -> Option<(&Recorded, &ContractTensor)> {
+        let recorded = self.contract.as_ref()?;
+        Some((recorded, recorded.sidecar.tensors.get(&parameter.name)?))
+    }
+
+    /// Refuses a tensor whose digest is not the one of the sidecar.
+    pub(crate) fn check_digest(
+        &self,
+        parameter: &Parameter,
+        digest: impl FnOnce() -> Digest,
+    ) -> Result<(), CheckpointError> {
+        let Some((recorded, tensor)) = self.recorded(parameter) else { return Ok(()) };
+        ContractSidecar::check_digest(&parameter.name, tensor.digest, digest()).map_err(|source| recorded.error(source))
+    }
+
+    fn format_error(&self, tensor: TensorRef, source: FormatError) -> CheckpointError {
+        CheckpointError::Format { path: self.stored.path(tensor).to_owned(), source: Box::new(source) }
+    }
+
+    fn dequantize(
+        &self,
+        parameter: &Parameter,
+        codes: TensorRef,
+        tensor: &QuantizedTensor,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let values = layout::rule(tensor.format())
+            .and_then(|rule| rule.dequantize(tensor))
+            .map_err(|source| self.format_error(codes, source))?;
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(index) => Err(self.non_finite(parameter, codes, index, values[index])),
+        }
+    }
+
+    pub(super) fn non_finite(
+        &self,
+        parameter: &Parameter,
+        tensor: TensorRef,
+        index: usize,
+        value: f32,
+    ) -> CheckpointError {
+        let (_, cols) = parameter.rows_cols();
+        CheckpointError::NonFinite {
+            path: self.stored.path(tensor).to_owned(),
+            tensor: parameter.name.clone(),
+            row: index / cols,
+            column: index % cols,
+            value,
+        }
+    }
+}
+
+impl Recorded {
+    fn error(&self, source: ContractError) -> CheckpointError {
+        CheckpointError::Contract { dir: self.dir.clone(), source: Box::new(source) }
+    }
+}
+
+/// What the stored bytes show of a format.
+fn stored_format(binding: &Binding) -> TensorFormat {
+    match binding {
+        Binding::Dense { dtype, .. } => TensorFormat::Dense(*dtype),
+        Binding::Quantized { layout, .. } => TensorFormat::Quantized(layout.format()),
+    }
+}
+
+/// Index and value of the first NaN or infinity: all exponent bits set.
+pub(super) fn first_non_finite(dtype: Dtype, bytes: &[u8]) -> Option<(usize, f32)> {
+    let half_word = |mask: u16| bytes.chunks_exact(2).position(|b| u16::from_le_bytes([b[0], b[1]]) & mask == mask);
+    let index = match dtype {
+        Dtype::Bf16 => half_word(0x7F80),
+        Dtype::F16 => half_word(0x7C00),
+        Dtype::F32 => bytes.chunks_exact(4).position(|b| {
+            const EXPONENT: u32 = 0x7F80_0000;
+            u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & EXPONENT == EXPONENT
+        }),
+    }?;
+    let at = &bytes[index * dtype.element_bytes()..];
+    let value = match dtype {
+        Dtype::Bf16 => half::bf16::from_le_bytes([at[0], at[1]]).to_f32(),
+        Dtype::F16 => half::f16::from_le_bytes([at[0], at[1]]).to_f32(),
+        Dtype::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+    };
+    Some((index, value))
+}
