@@ -78,6 +78,10 @@ impl Quantizer for CpuQuantizer {
         concat!("cpu-ref/", env!("CARGO_PKG_VERSION"))
     }
 
+    fn concurrency(&self) -> usize {
+        self.compute.threads()
+    }
+
     fn support(&self, format: &FormatId) -> Support {
         match (builtin_rule(format), self.rules.iter().any(|rule| rule.id() == *format)) {
             (Some(_), _) if has_kernel(format) => Support::Native,

@@ -126,6 +126,10 @@ impl Quantizer for Counting {
         self.inner.support(format)
     }
 
+    fn concurrency(&self) -> usize {
+        self.inner.concurrency()
+    }
+
     fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>> {
         self.tensors.fetch_add(sources.len(), Ordering::Relaxed);
         self.inner.quantize(sources, spec)

@@ -109,6 +109,13 @@ impl WeightSource for Masters {
         }
         Ok(())
     }
+
+    fn held(&self, id: ParamId) -> Option<&[f32]> {
+        match &self.tensors[id.index()] {
+            MasterTensor::F32(values) => Some(values),
+            MasterTensor::Bf16(_) => None,
+        }
+    }
 }
 
 fn rounded(values: &[f32]) -> Vec<u16> {

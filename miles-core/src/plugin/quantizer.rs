@@ -20,6 +20,11 @@ pub trait Quantizer: Send + Sync {
     /// values or shapes that do not fit.
     fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>>;
 
+    /// How many calls of [`quantize`](Self::quantize) at once are worth making. One, unless overridden.
+    fn concurrency(&self) -> usize {
+        1
+    }
+
     /// The values `[rows, cols]` that the codes and scales stand for, in the format's decode order, as F32.
     ///
     /// # Errors

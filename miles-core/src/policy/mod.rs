@@ -14,6 +14,7 @@ mod error;
 mod export_event;
 mod finding;
 mod hand_off;
+mod in_order;
 mod ledger;
 mod ledger_error;
 mod ledger_file;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::make::{Made, Maker, quantized_together};
+use super::in_order::in_order;
+use super::make::{Maker, quantized_together};
 use super::{Ledger, LedgerEvent, PolicyTensor, PolicyVersion, Snapshot};
 use crate::Result;
 use crate::digest::Digest;
@@ -11,8 +12,8 @@ use crate::plugin::Quantizer;
 use crate::precision::PrecisionMap;
 use crate::tensor::{DenseTensor, Dtype};
 
-/// High-precision values of a policy's tensors.
-pub trait WeightSource {
+/// High-precision values of a policy's tensors. Several threads may read at once.
+pub trait WeightSource: Sync {
     /// Replaces `into` by the values of one parameter, row-major.
     ///
     /// # Errors
@@ -26,6 +27,12 @@ pub trait WeightSource {
     /// As [`read`](Self::read).
     fn tensor(&self, _id: ParamId, _dtype: Dtype) -> Result<Option<DenseTensor>> {
         Ok(None)
+    }
+
+    /// The values of [`read`](Self::read) where they are held in memory as F32, row-major. `None` (unless overridden,
+    /// always): they have to be read.
+    fn held(&self, _id: ParamId) -> Option<&[f32]> {
+        None
     }
 }
 
@@ -46,7 +53,8 @@ pub struct PolicyContext<'a> {
 ///
 /// Each tensor is rounded to BF16 first (nearest even) and that rounding is what is stored or quantized, so that every
 /// copy of a policy starts from the same bits. Gate and up projections are quantized as one pair with a shared outer
-/// scale; routed experts are quantized shard by shard where the map's plan cuts them. High precision is held for one tensor (or pair) at a time.
+/// scale; routed experts are quantized shard by shard where the map's plan cuts them. As many tensors (or pairs) are made at
+/// once as the quantizer has a use for ([`Quantizer::concurrency`]), and high precision is held for no others.
 ///
 /// # Errors
 /// If a value is not finite, a format does not fit a tensor, the source or the ledger fails.
@@ -58,40 +66,51 @@ pub fn quantize_policy(
     context: PolicyContext<'_>,
 ) -> Result<Snapshot> {
     let maker = Maker { inventory: network, map, quantizer, source };
-    let mut made: Vec<Option<(Arc<PolicyTensor>, Digest)>> = network.ids().map(|_| None).collect();
-    for id in network.ids() {
-        if made[id.index()].is_some() {
-            continue;
-        }
-        let members = quantized_together(network, map, id);
-        for (&member, new) in members.iter().zip(maker.make(&members)?) {
-            let digest = new.tensor.digest();
-            context.ledger.record(&event(&maker, member, &new, digest, context))?;
-            made[member.index()] = Some((Arc::new(new.tensor), digest));
-        }
+    let together = network.ids().map(|id| (id, quantized_together(network, map, id)));
+    let units: Vec<Vec<ParamId>> = together.filter(|(id, all)| all[0] == *id).map(|(_, all)| all).collect();
+    let made = in_order(units.len(), quantizer.concurrency(), |unit| make_and_hash(&maker, &units[unit]))?;
+    let mut all: Vec<Option<(Arc<PolicyTensor>, Digest)>> = network.ids().map(|_| None).collect();
+    for (&id, new) in units.iter().flatten().zip(made.into_iter().flatten()) {
+        context.ledger.record(&event(&maker, id, &new, context))?;
+        all[id.index()] = Some((new.tensor, new.digest));
     }
     context.ledger.flush()?;
-    let (tensors, digests) = made.into_iter().flatten().unzip();
+    let (tensors, digests) = all.into_iter().flatten().unzip();
     Ok(Snapshot::sealed(context.version, Arc::clone(network), Arc::clone(map), tensors, digests)?)
+}
+
+/// One tensor of the new version, without what it was made from.
+struct Hashed {
+    tensor: Arc<PolicyTensor>,
+    digest: Digest,
+    source_digest: Digest,
+    source_dtype: Dtype,
+}
+
+fn make_and_hash(maker: &Maker<'_, dyn WeightSource + '_>, members: &[ParamId]) -> Result<Vec<Hashed>> {
+    let hashed = maker.make(members)?.into_iter().map(|made| {
+        let digest = made.tensor.digest();
+        let (source_digest, source_dtype) = made.source(digest);
+        Hashed { tensor: Arc::new(made.tensor), digest, source_digest, source_dtype }
+    });
+    Ok(hashed.collect())
 }
 
 fn event(
     maker: &Maker<'_, dyn WeightSource + '_>,
     id: ParamId,
-    made: &Made,
-    digest: Digest,
+    made: &Hashed,
     context: PolicyContext<'_>,
 ) -> LedgerEvent {
-    let (source_digest, source_dtype) = made.source(digest);
     LedgerEvent {
         run: context.run.to_owned(),
         step: context.step,
         version: context.version,
         tensor: maker.inventory.parameter(id).name.clone(),
-        source_digest,
-        source_dtype: source_dtype.name().to_owned(),
+        source_digest: made.source_digest,
+        source_dtype: made.source_dtype.name().to_owned(),
         format: maker.map.entry(id).format.to_string(),
         quantizer: maker.quantizer.id().to_owned(),
-        output_digest: digest,
+        output_digest: made.digest,
     }
 }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use half::f16;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::number::bf16;
 
 /// Number type of a dense tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,11 +83,14 @@ impl DenseTensor {
     /// # Errors
     /// If the number of values is not that of the shape.
     pub fn from_f32(dtype: Dtype, shape: Vec<usize>, values: &[f32]) -> Result<Self, TensorError> {
-        let bytes: Vec<u8> = match dtype {
-            Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            Dtype::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-            Dtype::Bf16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
-        };
+        // In place, and element by element: a copy or an iterator over bytes would cost more than the rounding.
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, values.len() * dtype.element_bytes()).collect();
+        let into = Arc::make_mut(&mut bytes);
+        match dtype {
+            Dtype::F32 => write_each(into, values, f32::to_le_bytes),
+            Dtype::F16 => write_each(into, values, |value| f16::from_f32(value).to_le_bytes()),
+            Dtype::Bf16 => write_each(into, values, |value| bf16::encode(value).to_le_bytes()),
+        }
         Self::new(dtype, shape, bytes)
     }
 
@@ -129,8 +133,21 @@ impl DenseTensor {
         match self.dtype {
             Dtype::F32 => into.extend(self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
             Dtype::F16 => into.extend(self.bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())),
-            Dtype::Bf16 => into.extend(self.bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())),
+            Dtype::Bf16 => {
+                into.extend(self.bytes.chunks_exact(2).map(|b| bf16::decode(u16::from_le_bytes([b[0], b[1]]))))
+            }
         }
+    }
+
+    /// Whether no element is NaN or infinite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        let full_exponents = match self.dtype {
+            Dtype::F32 => count(&self.bytes, |bytes| u32::from_le_bytes(bytes) & 0x7F80_0000 == 0x7F80_0000),
+            Dtype::F16 => count(&self.bytes, |bytes| u16::from_le_bytes(bytes) & 0x7C00 == 0x7C00),
+            Dtype::Bf16 => count(&self.bytes, |bytes| u16::from_le_bytes(bytes) & 0x7F80 == 0x7F80),
+        };
+        full_exponents == 0
     }
 
     /// BLAKE3 over the number type's name, the shape and the bytes.
@@ -150,5 +167,54 @@ impl DenseTensor {
             hasher.update(&(extent as u64).to_le_bytes());
         }
         hasher
+    }
+}
+
+fn write_each<const N: usize>(into: &mut [u8], values: &[f32], encode: impl Fn(f32) -> [u8; N]) {
+    into.as_chunks_mut().0.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = encode(*value));
+}
+
+/// How many elements meet a condition. Counting all of them is faster than stopping at the first.
+fn count<const N: usize>(bytes: &[u8], holds: impl Fn([u8; N]) -> bool) -> usize {
+    bytes.as_chunks().0.iter().map(|element| usize::from(holds(*element))).sum()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_finite_when_every_element_is() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let finite = [0.0, -0.0, 1.5, -65504.0, f32::from_bits(1)];
+            assert!(DenseTensor::from_f32(dtype, vec![5], &finite).unwrap().is_finite(), "{dtype:?}");
+            for place in 0..finite.len() {
+                for hostile in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut values = finite;
+                    values[place] = hostile;
+                    assert!(
+                        !DenseTensor::from_f32(dtype, vec![5], &values).unwrap().is_finite(),
+                        "{dtype:?} {hostile}"
+                    );
+                }
+            }
+        }
+        // Beyond the range of the number type.
+        assert!(DenseTensor::from_f32(Dtype::F32, vec![1], &[f32::MAX]).unwrap().is_finite());
+        assert!(!DenseTensor::from_f32(Dtype::Bf16, vec![1], &[f32::MAX]).unwrap().is_finite());
+        assert!(!DenseTensor::from_f32(Dtype::F16, vec![1], &[65520.0]).unwrap().is_finite());
+    }
+
+    #[test]
+    fn values_are_rounded_to_nearest_even_and_read_back() {
+        for bits in (0..=u32::MAX).step_by(65_537 * 3) {
+            let value = f32::from_bits(bits);
+            let read = |dtype| DenseTensor::from_f32(dtype, vec![1], &[value]).unwrap().to_f32()[0];
+            assert!(read(Dtype::F32).to_bits() == bits);
+            let (half, brain) = (f16::from_f32(value).to_f32(), half::bf16::from_f32(value).to_f32());
+            assert_eq!(read(Dtype::F16).to_bits(), half.to_bits());
+            assert_eq!(read(Dtype::Bf16).to_bits(), brain.to_bits());
+        }
     }
 }

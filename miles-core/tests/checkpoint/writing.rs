@@ -1,9 +1,9 @@
 //! Writing is all or nothing.
 
-use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 
 use miles_core::checkpoint::{
     Checkpoint, CheckpointError, SIDECARS, StoredForm, WriteOptions, write_checkpoint, write_values,
@@ -18,20 +18,20 @@ use crate::files::{digests, fixture, load, open, quantized};
 /// A source that counts, and fails or lies at one parameter.
 struct Counting<'a> {
     checkpoint: &'a Checkpoint,
-    asked: RefCell<Vec<ParamId>>,
+    asked: Mutex<Vec<ParamId>>,
     fails_at: Option<ParamId>,
     short_at: Option<ParamId>,
 }
 
 impl<'a> Counting<'a> {
     fn new(checkpoint: &'a Checkpoint) -> Self {
-        Counting { checkpoint, asked: RefCell::default(), fails_at: None, short_at: None }
+        Counting { checkpoint, asked: Mutex::default(), fails_at: None, short_at: None }
     }
 }
 
 impl WeightSource for Counting<'_> {
     fn read(&self, id: ParamId, into: &mut Vec<f32>) -> miles_core::Result<()> {
-        self.asked.borrow_mut().push(id);
+        self.asked.lock().unwrap().push(id);
         if self.fails_at == Some(id) {
             let source = "the source is gone".into();
             return Err(miles_core::Error::Plugin { plugin: "counting".into(), source });
@@ -55,7 +55,7 @@ fn values_are_asked_for_once_each_and_come_back() {
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("a/b/model");
     write_values(&source, &checkpoint.template(), &target, &WriteOptions::default()).unwrap();
-    let mut asked = source.asked.take();
+    let mut asked = source.asked.into_inner().unwrap();
     asked.sort_unstable();
     assert_eq!(asked, checkpoint.network().ids().collect::<Vec<_>>());
     let back = open(&target);
