@@ -46,9 +46,10 @@ use crate::checkpoint::staging::refuse_occupied;
 use crate::checkpoint::{CheckpointError, ContractSidecar, StoredModel, sidecar};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::plugin::Quantizer;
+use crate::format::FormatId;
+use crate::plugin::{Quantizer, Support};
 use crate::policy::FileDigest;
-use crate::precision::PrecisionMap;
+use crate::precision::{PrecisionMap, TensorFormat, check_backend};
 use files::OutputFiles;
 use plan::ConvertPlan;
 use worker::Outcome;
@@ -110,6 +111,7 @@ pub fn convert(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Converted> {
     refuse_occupied(output, options.replace)?;
+    check_quantizer(model, map, quantizer)?;
     let plan = ConvertPlan::new(model, map, options.max_shard_bytes)?;
     plan.check_budget(model, options.budget_bytes)?;
     let conversion = plan.identity(model, map, quantizer)?;
@@ -132,6 +134,20 @@ pub fn convert(
             Err(error)
         }
     }
+}
+
+/// Refuses a map with a format that the quantizer does not do.
+fn check_quantizer(model: &StoredModel, map: &PrecisionMap, quantizer: &dyn Quantizer) -> Result<()> {
+    let mut can: Vec<FormatId> = Vec::new();
+    for entry in map.entries() {
+        if let TensorFormat::Quantized(format) = &entry.format
+            && !can.contains(format)
+            && quantizer.support(format) != Support::Unsupported
+        {
+            can.push(format.clone());
+        }
+    }
+    Ok(check_backend(model.inventory(), map, quantizer.id(), &can)?)
 }
 
 /// Writes everything beside the weights, the contract last, and makes all of it durable.
