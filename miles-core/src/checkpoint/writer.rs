@@ -40,6 +40,8 @@ pub struct WriteOptions {
     pub form: StoredForm,
     /// One tensor per expert, or packed.
     pub experts: ExpertLayout,
+    /// Names and description of MXFP8.
+    pub mxfp8: Mxfp8Layout,
     /// Largest file, unless one tensor alone is larger.
     pub max_shard_bytes: u64,
     /// Whether a target directory that holds something is replaced; otherwise it is refused.
@@ -51,6 +53,7 @@ impl Default for WriteOptions {
         WriteOptions {
             form: StoredForm::AsHeld,
             experts: ExpertLayout::PerExpert,
+            mxfp8: Mxfp8Layout::ScaleInv,
             max_shard_bytes: 5_000_000_000,
             replace: false,
         }
@@ -75,6 +78,27 @@ pub enum ExpertLayout {
     Packed,
 }
 
+/// Two layouts of MXFP8 that hold the same bytes: engines know one or the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mxfp8Layout {
+    /// [`StoredLayout::Mxfp8`]: SGLang and transformers read it.
+    #[default]
+    ScaleInv,
+    /// [`StoredLayout::Mxfp8ModelOpt`]: vLLM reads it.
+    ModelOpt,
+}
+
+impl Mxfp8Layout {
+    /// The layout under which tensors of a canonical layout are written.
+    #[must_use]
+    pub fn named(self, layout: StoredLayout) -> StoredLayout {
+        match (layout, self) {
+            (StoredLayout::Mxfp8, Mxfp8Layout::ModelOpt) => StoredLayout::Mxfp8ModelOpt,
+            (layout, _) => layout,
+        }
+    }
+}
+
 /// Writes a policy version as a checkpoint directory. The directory appears whole or not at all; the head of a tied
 /// model is never stored.
 ///
@@ -93,7 +117,7 @@ pub fn write_checkpoint(
         (_, PolicyTensor::Dense(tensor)) => Some(tensor.dtype()),
         (_, PolicyTensor::Quantized(_)) => None,
     };
-    let layout = common_layout(network, snapshot, &stored_dtype)?;
+    let layout = common_layout(network, snapshot, &stored_dtype)?.map(|layout| options.mxfp8.named(layout));
     let tensors = planned(network, options.experts, layout, &stored_dtype)?;
     let beside = kept::Beside {
         tied_head: network.config.tie_word_embeddings,
@@ -302,8 +326,8 @@ fn write_directory(
     let quantization = description.layout.as_ref().map(|(layout, kept)| quantization_config(*layout, kept));
     let config = template.config.stored_as(description.dtype, quantization);
     write_json(&staged, dir, "config.json", &Value::Object(config))?;
-    if let Some((StoredLayout::Nvfp4, kept)) = &description.layout {
-        write_json(&staged, dir, MODELOPT_CONFIG, &hf_quant_config(kept))?;
+    if let Some(beside) = description.layout.as_ref().and_then(|(layout, kept)| hf_quant_config(*layout, kept)) {
+        write_json(&staged, dir, MODELOPT_CONFIG, &beside)?;
     }
     staged.commit()
 }
