@@ -43,7 +43,7 @@ pub use worker::Progress;
 use crate::Result;
 use crate::checkpoint::error::io;
 use crate::checkpoint::staging::refuse_occupied;
-use crate::checkpoint::{CheckpointError, ContractSidecar, StoredModel, sidecar};
+use crate::checkpoint::{CheckpointError, ContractSidecar, Mxfp8Layout, StoredModel, sidecar};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::format::FormatId;
@@ -55,7 +55,7 @@ use plan::ConvertPlan;
 use worker::Outcome;
 use workplace::Workplace;
 
-/// How a directory is converted. None of it but the file size changes a byte of the output.
+/// How a directory is converted. Threads and budget change no byte of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertOptions {
     /// Most bytes that units in work hold together.
@@ -64,6 +64,8 @@ pub struct ConvertOptions {
     pub threads: NonZeroUsize,
     /// Largest file, unless one tensor alone is larger.
     pub max_shard_bytes: u64,
+    /// Names and description of MXFP8.
+    pub mxfp8: Mxfp8Layout,
     /// Whether an output directory that holds something is replaced; otherwise it is refused.
     pub replace: bool,
 }
@@ -74,6 +76,7 @@ impl Default for ConvertOptions {
             budget_bytes: 1 << 30,
             threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             max_shard_bytes: crate::checkpoint::WriteOptions::default().max_shard_bytes,
+            mxfp8: Mxfp8Layout::default(),
             replace: false,
         }
     }
@@ -112,7 +115,7 @@ pub fn convert(
 ) -> Result<Converted> {
     refuse_occupied(output, options.replace)?;
     check_quantizer(model, map, quantizer)?;
-    let plan = ConvertPlan::new(model, map, options.max_shard_bytes)?;
+    let plan = ConvertPlan::new(model, map, options)?;
     plan.check_budget(model, options.budget_bytes)?;
     let conversion = plan.identity(model, map, quantizer)?;
     let (workplace, journal) = Workplace::open(output, conversion)?;
