@@ -46,10 +46,17 @@ impl StoredModel {
         for id in self.all().ids().skip(policy.parameters.len()) {
             tensors.push(plan::dense(self.all().parameter(id), id, self.carried_dtype(id)));
         }
-        for tensor in self.other() {
-            tensors.push(self.carried(*tensor)?);
+        for tensor in &mut tensors {
+            tensor.name = self.spell(&tensor.name);
         }
-        let kept = kept_modules(policy, self.beside(), |id| dense_dtype(map, id).is_some());
+        let mut kept = kept_modules(policy, self.beside(), |id| dense_dtype(map, id).is_some());
+        kept.iter_mut().for_each(|module| *module = self.spell(module));
+        for tensor in self.other() {
+            let carried = self.carried(*tensor)?;
+            kept.extend(carried.name.strip_suffix(".weight").filter(|_| carried.shape.len() > 1).map(str::to_owned));
+            tensors.push(carried);
+        }
+        kept.sort_unstable();
         let embedding = policy.find("model.embed_tokens.weight").and_then(|id| dense_dtype(map, id));
         let description =
             Description { dtype: embedding.unwrap_or(Dtype::Bf16), layout: layout.map(|layout| (layout, kept)) };
