@@ -12,7 +12,7 @@ use miles_core::precision::{Recipe, TensorFormat};
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
-use crate::files::{Tensor, Tensors, bf16, store};
+use crate::files::{Tensor, Tensors, bf16, copy, edit, fixture, load, store};
 use crate::support::{contents, noise, options, run, weights};
 
 const FAMILIES: [(&str, &str); 5] = [
@@ -98,13 +98,14 @@ fn o9_packed_and_single_experts_become_the_same_directory() {
             run(&dir("packed"), recipe, &other, &options(3)).unwrap();
             assert!(contents(&one) == contents(&other), "{family} {recipe}");
             assert_eq!(verify(&one, &options(2), &|_| {}).unwrap().contract, converted.contract);
-            check_values(&one, recipe);
+            assert!(check_values(&one) > 0 || recipe != Recipe::Mxfp8, "{family}: nothing is quantized");
         }
     }
 }
 
-/// Every tensor of a converted directory is what its format's rule makes of the values, pairs together.
-fn check_values(dir: &Path, recipe: Recipe) {
+/// Every quantized tensor of a converted directory is what its format's rule makes of the values, pairs together. Returns
+/// how many there are.
+fn check_values(dir: &Path) -> usize {
     let model = StoredModel::open(dir).unwrap();
     let mut quantized = 0;
     for id in model.inventory().ids() {
@@ -132,7 +133,7 @@ fn check_values(dir: &Path, recipe: Recipe) {
         assert_eq!(found.digest(), made[own].digest(), "{}", parameter.name);
         quantized += 1;
     }
-    assert_eq!(quantized > 0, recipe != Recipe::Bf16);
+    quantized
 }
 
 /// A multimodal wrapper keeps its prefixes and its other towers, and says that those are in high precision.
@@ -160,4 +161,63 @@ fn a_wrapper_keeps_the_names_that_its_reader_expects() {
     let visual = other.iter().find(|name| tensors[**name].shape.len() > 1 && name.ends_with(".weight")).unwrap();
     assert!(is_kept(visual.strip_suffix(".weight").unwrap()), "{kept:?}");
     assert!(output.join(ContractSidecar::FILE).exists());
+}
+
+/// The predicted layer of a model with a forward pass is no part of the policy; it is carried along in high precision.
+#[test]
+fn predicted_layers_are_carried_along_beside_the_policy() {
+    let out = tempfile::tempdir().unwrap();
+    let (plain, output) = (out.path().join("plain"), out.path().join("output"));
+    let expected = run(&fixture("deepseek-v3"), Recipe::Mxfp8, &plain, &options(2)).unwrap();
+    let model = copy("deepseek-v3");
+    let mut beside = Tensors::new();
+    edit(model.path(), |tensors| {
+        let last: Vec<String> = tensors.keys().filter(|name| name.starts_with("model.layers.2.")).cloned().collect();
+        for name in last {
+            let (dtype, shape) = (tensors[&name].dtype, tensors[&name].shape.clone());
+            let name = name.replace("layers.2.", "layers.3.");
+            let values = noise(&name, shape.iter().product());
+            let bytes = if dtype == Dtype::BF16 { bf16(&values) } else { f32_bytes(&values) };
+            beside.insert(name, Tensor { dtype, shape, bytes });
+        }
+        for (name, shape) in [
+            ("embed_tokens.weight", vec![160, 64]),
+            ("enorm.weight", vec![64]),
+            ("hnorm.weight", vec![64]),
+            ("eh_proj.weight", vec![64, 128]),
+            ("shared_head.norm.weight", vec![64]),
+            ("shared_head.head.weight", vec![160, 64]),
+        ] {
+            let name = format!("model.layers.3.{name}");
+            let bytes = bf16(&noise(&name, shape.iter().product()));
+            beside.insert(name, Tensor { dtype: Dtype::BF16, shape, bytes });
+        }
+        for (name, Tensor { dtype, shape, bytes }) in &beside {
+            let tensor = Tensor { dtype: *dtype, shape: shape.clone(), bytes: bytes.clone() };
+            tensors.insert(name.clone(), tensor);
+        }
+    });
+    let converted = run(model.path(), Recipe::Mxfp8, &output, &options(2)).unwrap();
+    assert_eq!(converted.contract.policy, expected.contract.policy);
+    assert_eq!(converted.contract.beside.len(), beside.len());
+    let (tensors, without) = (load(&output.join("model.safetensors")), load(&plain.join("model.safetensors")));
+    for (name, tensor) in &tensors {
+        let same = beside.get(name).or_else(|| without.get(name)).unwrap();
+        assert!((tensor.dtype, &tensor.shape, &tensor.bytes) == (same.dtype, &same.shape, &same.bytes), "{name}");
+    }
+    assert_eq!(tensors.len(), beside.len() + without.len());
+    let verified = verify(&output, &options(2), &|_| {}).unwrap();
+    assert_eq!(verified.tensors, without.keys().filter(|name| !name.ends_with("_scale_inv")).count() + beside.len());
+    edit(&output, |tensors| tensors.get_mut("model.layers.3.eh_proj.weight").unwrap().bytes[0] ^= 1);
+    let error = verify(&output, &options(2), &|_| {}).unwrap_err().to_string();
+    assert!(error.contains("model.layers.3.eh_proj.weight"), "{error}");
+    // A second conversion reads what the first one wrote.
+    let again = out.path().join("again");
+    edit(&output, |tensors| tensors.get_mut("model.layers.3.eh_proj.weight").unwrap().bytes[0] ^= 1);
+    let recipe = Recipe::Fp8Block;
+    assert_eq!(run(&output, recipe, &again, &options(2)).unwrap().contract.beside, converted.contract.beside);
+}
+
+fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

@@ -117,9 +117,10 @@ fn tensors_that_are_doubled_overlap_or_are_missing_are_refused() {
     let bytes = fs::read(&file).unwrap();
     let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_bytes]).unwrap();
-    let names: Vec<String> = header.as_object().unwrap().keys().filter(|key| *key != "__metadata__").cloned().collect();
-    let same = names.iter().find(|name| header[*name]["shape"] == header[&names[0]]["shape"] && **name != names[0]);
-    header[same.unwrap()]["data_offsets"] = header[&names[0]]["data_offsets"].clone();
+    let last = header.as_object_mut().unwrap().values_mut().max_by_key(|entry| entry["data_offsets"][1].as_u64());
+    for offset in last.unwrap()["data_offsets"].as_array_mut().unwrap() {
+        *offset = (offset.as_u64().unwrap() - 2).into();
+    }
     crate::files::raw(&file, &header.to_string(), &bytes[8 + header_bytes..]);
     assert!(matches!(checkpoint_error(dir.path()), CheckpointError::Overlap { .. }));
 }
@@ -217,7 +218,7 @@ fn a_unit_of_the_journal_whose_bytes_are_gone_is_made_again() {
 fn interrupted(model: &Path, recipe: Recipe, output: &Path) {
     let model = StoredModel::open(model).unwrap();
     let map = map(&model, recipe, &[]);
-    let full = Full(std::sync::atomic::AtomicUsize::new(6));
+    let full = Full(std::sync::atomic::AtomicUsize::new(4));
     let error = convert(&model, &map, &full, output, &options(1), &|_| {}).unwrap_err();
     assert!(matches!(&error, Error::Checkpoint(CheckpointError::Io { .. })), "{error}");
     assert!(!output.exists() && partial(output).exists());
