@@ -18,7 +18,7 @@ use std::time::Instant;
 use clap::Parser;
 use miles_backend_cpu_ref as _;
 use miles_backend_cuda as _;
-use miles_core::checkpoint::{ContractSidecar, StoredModel};
+use miles_core::checkpoint::{ContractSidecar, Mxfp8Layout, StoredModel};
 use miles_core::convert::{ConvertOptions, convert, verify};
 use miles_core::plugin::{Backend, Support};
 use miles_core::precision::{PartitionPlan, PrecisionMap, PrecisionTable, Recipe, check_backend, resolve_with};
@@ -57,6 +57,9 @@ struct Arguments {
     /// Largest file of the output, in MB, unless one tensor alone is larger
     #[arg(long, value_name = "N", default_value_t = 5000)]
     shard_mb: u64,
+    /// MXFP8 in ModelOpt's layout, which vLLM reads, instead of the one that SGLang and transformers read
+    #[arg(long)]
+    modelopt: bool,
     /// Replace what the output directory holds
     #[arg(long)]
     overwrite: bool,
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     let options = ConvertOptions {
         budget_bytes: arguments.budget_mib << 20,
         max_shard_bytes: arguments.shard_mb * 1_000_000,
+        mxfp8: if arguments.modelopt { Mxfp8Layout::ModelOpt } else { Mxfp8Layout::ScaleInv },
         replace: arguments.overwrite,
         threads: arguments.threads.unwrap_or(ConvertOptions::default().threads),
     };

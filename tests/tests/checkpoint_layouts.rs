@@ -128,7 +128,7 @@ fn o9_every_layout_of_one_model_is_one_policy() {
         ];
         for (name, form, experts, max_shard_bytes) in layouts {
             let target = workspace.path(&format!("model-{name}"));
-            let written = WriteOptions { form, experts, max_shard_bytes, replace: false };
+            let written = WriteOptions { form, experts, max_shard_bytes, replace: false, ..WriteOptions::default() };
             write_values(&original, &original.template(), &target, &written).unwrap();
             let files = tree(&target);
             let shards = files.keys().filter(|file| file.ends_with(".safetensors")).count();

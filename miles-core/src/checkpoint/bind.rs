@@ -25,7 +25,7 @@ use crate::tensor::Dtype;
 pub(super) enum Binding {
     /// In high precision, as a tensor of its own or as part of a packed one.
     Dense { tensor: TensorRef, dtype: Dtype, slab: Option<Slab> },
-    /// As codes and scales.
+    /// As codes and scales; the layout is a canonical one, since their names are found.
     Quantized { layout: StoredLayout, codes: TensorRef, scales: TensorRef, outer: Option<TensorRef> },
 }
 
@@ -231,7 +231,7 @@ impl Binder<'_> {
             self.check_part(input, &part)?;
             self.check_input_scale(input)?;
         }
-        Ok(Binding::Quantized { layout, codes, scales, outer })
+        Ok(Binding::Quantized { layout: layout.canonical(), codes, scales, outer })
     }
 
     fn scale(

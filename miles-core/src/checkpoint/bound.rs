@@ -8,6 +8,7 @@ use super::bind::Binding;
 use super::contract::{ContractSidecar, ContractTensor};
 use super::contract_error::ContractError;
 use super::error::CheckpointError;
+use super::finite::first_non_finite;
 use super::layout;
 use super::reader::{StoredTensors, TensorRef};
 use super::scales;
@@ -329,24 +330,4 @@ fn stored_format(binding: &Binding) -> TensorFormat {
         Binding::Dense { dtype, .. } => TensorFormat::Dense(*dtype),
         Binding::Quantized { layout, .. } => TensorFormat::Quantized(layout.format()),
     }
-}
-
-/// Index and value of the first NaN or infinity: all exponent bits set.
-pub(super) fn first_non_finite(dtype: Dtype, bytes: &[u8]) -> Option<(usize, f32)> {
-    let half_word = |mask: u16| bytes.chunks_exact(2).position(|b| u16::from_le_bytes([b[0], b[1]]) & mask == mask);
-    let index = match dtype {
-        Dtype::Bf16 => half_word(0x7F80),
-        Dtype::F16 => half_word(0x7C00),
-        Dtype::F32 => bytes.chunks_exact(4).position(|b| {
-            const EXPONENT: u32 = 0x7F80_0000;
-            u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & EXPONENT == EXPONENT
-        }),
-    }?;
-    let at = &bytes[index * dtype.element_bytes()..];
-    let value = match dtype {
-        Dtype::Bf16 => half::bf16::from_le_bytes([at[0], at[1]]).to_f32(),
-        Dtype::F16 => half::f16::from_le_bytes([at[0], at[1]]).to_f32(),
-        Dtype::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
-    };
-    Some((index, value))
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use safetensors::Dtype as StoredDtype;
 
-use super::StoredModel;
 use super::directory::{Description, DirectoryPlan, common_layout, parameter_tensors};
 use super::error::CheckpointError;
 use super::input_scales::NEUTRAL;
@@ -12,6 +11,7 @@ use super::kept::kept_modules;
 use super::layout::{constant_bytes, layout_of_spec};
 use super::plan::{self, Piece, PlannedTensor};
 use super::reader::TensorRef;
+use super::{Mxfp8Layout, StoredModel};
 use crate::model::huggingface::StoredLayout;
 use crate::network::ParamId;
 use crate::precision::{PrecisionMap, TensorFormat};
@@ -30,14 +30,15 @@ impl StoredModel {
     pub(crate) fn converted(
         &self,
         map: &PrecisionMap,
-        max_shard_bytes: u64,
+        (max_shard_bytes, mxfp8): (u64, Mxfp8Layout),
     ) -> Result<ConvertedDirectory, CheckpointError> {
         let policy = self.inventory();
         let layout = common_layout(policy, |id| {
             let parameter = policy.parameter(id);
             let spec = map.weight_spec(id)?;
             Some(layout_of_spec(&parameter.name, &spec, parameter.rows_cols().into()))
-        })?;
+        })?
+        .map(|layout| mxfp8.named(layout));
         let mut tensors = Vec::new();
         for id in policy.ids() {
             tensors.extend(parameter_tensors(policy, id, dense_dtype(map, id), layout)?);
@@ -45,10 +46,17 @@ impl StoredModel {
         for id in self.all().ids().skip(policy.parameters.len()) {
             tensors.push(plan::dense(self.all().parameter(id), id, self.carried_dtype(id)));
         }
-        for tensor in self.other() {
-            tensors.push(self.carried(*tensor)?);
+        for tensor in &mut tensors {
+            tensor.name = self.spell(&tensor.name);
         }
-        let kept = kept_modules(policy, self.beside(), |id| dense_dtype(map, id).is_some());
+        let mut kept = kept_modules(policy, self.beside(), |id| dense_dtype(map, id).is_some());
+        kept.iter_mut().for_each(|module| *module = self.spell(module));
+        for tensor in self.other() {
+            let carried = self.carried(*tensor)?;
+            kept.extend(carried.name.strip_suffix(".weight").filter(|_| carried.shape.len() > 1).map(str::to_owned));
+            tensors.push(carried);
+        }
+        kept.sort_unstable();
         let embedding = policy.find("model.embed_tokens.weight").and_then(|id| dense_dtype(map, id));
         let description =
             Description { dtype: embedding.unwrap_or(Dtype::Bf16), layout: layout.map(|layout| (layout, kept)) };

@@ -76,8 +76,8 @@ impl DirectoryPlan {
         let quantization = description.layout.as_ref().map(|(layout, kept)| quantization_config(*layout, kept));
         let config = stored_as(config, description.dtype, quantization);
         texts.push(("config.json", text(&Value::Object(config))));
-        if let Some((StoredLayout::Nvfp4, kept)) = &description.layout {
-            texts.push((MODELOPT_CONFIG, text(&hf_quant_config(kept))));
+        if let Some(beside) = description.layout.as_ref().and_then(|(layout, kept)| hf_quant_config(*layout, kept)) {
+            texts.push((MODELOPT_CONFIG, text(&beside)));
         }
         let shards = shards.into_iter().zip(names).map(|(tensors, name)| PlannedShard::new(name, tensors)).collect();
         DirectoryPlan { shards, texts }

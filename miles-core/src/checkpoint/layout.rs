@@ -82,6 +82,9 @@ pub(crate) fn stored_parts(layout: StoredLayout, rows: usize, cols: usize) -> Re
         StoredLayout::Mxfp8 => {
             parts(codes(&[Dtype::F8_E4M3]), scales(".weight_scale_inv", &[Dtype::U8, Dtype::F8_E8M0]))
         }
+        StoredLayout::Mxfp8ModelOpt => {
+            parts(codes(&[Dtype::F8_E4M3]), scales(".weight_scale", &[Dtype::U8, Dtype::F8_E8M0]))
+        }
         StoredLayout::Nvfp4 => StoredParts {
             outer: Some(part(".weight_scale_2", Content::OuterScale, &[Dtype::F32], Vec::new())),
             input: Some(part(INPUT_SCALE, Content::InputScale, &[Dtype::F32], Vec::new())),

@@ -19,6 +19,7 @@ pub(crate) mod converted;
 mod declare;
 pub(crate) mod directory;
 pub(crate) mod error;
+mod finite;
 mod header;
 mod input_scales;
 mod kept;
@@ -45,7 +46,7 @@ pub use error::CheckpointError;
 pub use sidecar::SIDECARS;
 pub use stored_error::StoredError;
 pub use stored_model::StoredModel;
-pub use writer::{ExpertLayout, StoredForm, Template, WriteOptions, write_checkpoint, write_values};
+pub use writer::{ExpertLayout, Mxfp8Layout, StoredForm, Template, WriteOptions, write_checkpoint, write_values};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -17,6 +17,7 @@ use super::reader::{StoredTensors, TensorRef};
 use super::tied;
 use crate::digest::Digest;
 use crate::model::huggingface::{MODELOPT_CONFIG, read_object, stored_quantization};
+use crate::names::stored::Spelling;
 use crate::names::{Family, NamedInventory, Outline, StoredTensor, inventory};
 use crate::network::{Inventory, ParamId, Parameter};
 use crate::policy::{PolicyTensor, WeightSource};
@@ -43,6 +44,7 @@ pub struct StoredModel {
     policy: Inventory,
     bound: Bound,
     other: Vec<TensorRef>,
+    spelling: Spelling,
 }
 
 impl StoredModel {
@@ -111,6 +113,11 @@ impl StoredModel {
         kept::Beside { tied_head: self.tied_head, predicted_layers: self.predicted_layers }
     }
 
+    /// The name under which readers of this directory expect a parameter or module.
+    pub(super) fn spell(&self, canonical: &str) -> String {
+        self.spelling.spell(canonical)
+    }
+
     /// Calibrated activation scales by the name of their tensor.
     pub(crate) fn input_scales(&self) -> Result<BTreeMap<String, f32>, CheckpointError> {
         input_scales::read(&self.dir)
@@ -156,6 +163,7 @@ impl StoredModel {
             policy,
             bound,
             other: Vec::new(),
+            spelling: Spelling::default(),
         })
     }
 
@@ -173,9 +181,15 @@ impl StoredModel {
         if let (Some(head), Some(Binding::Dense { tensor, .. })) = (named.tied_head, embedding) {
             tied::check(&stored, refs[head], *tensor)?;
         }
+        // Only a wrapper's reader expects its prefixes; any other reader wants the names of the model alone.
+        let spelling = match config.contains_key("text_config") {
+            true => Spelling::of(refs.iter().map(|tensor| stored.info(*tensor).name.as_str())),
+            false => Spelling::default(),
+        };
         Ok(StoredModel {
             dir: dir.to_owned(),
             family: outline.family,
+            spelling,
             config,
             tied_head: outline.tie_word_embeddings,
             // They are parameters where they are stored.

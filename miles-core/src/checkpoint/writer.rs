@@ -41,6 +41,8 @@ pub struct WriteOptions {
     pub form: StoredForm,
     /// One tensor per expert, or packed.
     pub experts: ExpertLayout,
+    /// Names and description of MXFP8.
+    pub mxfp8: Mxfp8Layout,
     /// Largest file, unless one tensor alone is larger.
     pub max_shard_bytes: u64,
     /// Whether a target directory that holds something is replaced; otherwise it is refused.
@@ -52,6 +54,7 @@ impl Default for WriteOptions {
         WriteOptions {
             form: StoredForm::AsHeld,
             experts: ExpertLayout::PerExpert,
+            mxfp8: Mxfp8Layout::ScaleInv,
             max_shard_bytes: 5_000_000_000,
             replace: false,
         }
@@ -76,6 +79,27 @@ pub enum ExpertLayout {
     Packed,
 }
 
+/// Two layouts of MXFP8 that hold the same bytes: engines know one or the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mxfp8Layout {
+    /// [`StoredLayout::Mxfp8`]: SGLang and transformers read it.
+    #[default]
+    ScaleInv,
+    /// [`StoredLayout::Mxfp8ModelOpt`]: vLLM reads it.
+    ModelOpt,
+}
+
+impl Mxfp8Layout {
+    /// The layout under which tensors of a canonical layout are written.
+    #[must_use]
+    pub fn named(self, layout: StoredLayout) -> StoredLayout {
+        match (layout, self) {
+            (StoredLayout::Mxfp8, Mxfp8Layout::ModelOpt) => StoredLayout::Mxfp8ModelOpt,
+            (layout, _) => layout,
+        }
+    }
+}
+
 /// Writes a policy version as a checkpoint directory. The directory appears whole or not at all; the head of a tied
 /// model is never stored.
 ///
@@ -97,7 +121,8 @@ pub fn write_checkpoint(
     let layout = common_layout(network, |id| match (stored_dtype(id), held(id)) {
         (None, PolicyTensor::Quantized(tensor)) => Some(layout_of(&network.parameter(id).name, tensor)),
         _ => None,
-    })?;
+    })?
+    .map(|layout| options.mxfp8.named(layout));
     let tensors = planned(network, options.experts, layout, &stored_dtype)?;
     let beside = kept::Beside {
         tied_head: network.config.tie_word_embeddings,

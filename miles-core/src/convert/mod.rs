@@ -43,18 +43,19 @@ pub use worker::Progress;
 use crate::Result;
 use crate::checkpoint::error::io;
 use crate::checkpoint::staging::refuse_occupied;
-use crate::checkpoint::{CheckpointError, ContractSidecar, StoredModel, sidecar};
+use crate::checkpoint::{CheckpointError, ContractSidecar, Mxfp8Layout, StoredModel, sidecar};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::plugin::Quantizer;
+use crate::format::FormatId;
+use crate::plugin::{Quantizer, Support};
 use crate::policy::FileDigest;
-use crate::precision::PrecisionMap;
+use crate::precision::{PrecisionMap, TensorFormat, check_backend};
 use files::OutputFiles;
 use plan::ConvertPlan;
 use worker::Outcome;
 use workplace::Workplace;
 
-/// How a directory is converted. None of it but the file size changes a byte of the output.
+/// How a directory is converted. Threads and budget change no byte of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertOptions {
     /// Most bytes that units in work hold together.
@@ -63,6 +64,8 @@ pub struct ConvertOptions {
     pub threads: NonZeroUsize,
     /// Largest file, unless one tensor alone is larger.
     pub max_shard_bytes: u64,
+    /// Names and description of MXFP8.
+    pub mxfp8: Mxfp8Layout,
     /// Whether an output directory that holds something is replaced; otherwise it is refused.
     pub replace: bool,
 }
@@ -73,6 +76,7 @@ impl Default for ConvertOptions {
             budget_bytes: 1 << 30,
             threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             max_shard_bytes: crate::checkpoint::WriteOptions::default().max_shard_bytes,
+            mxfp8: Mxfp8Layout::default(),
             replace: false,
         }
     }
@@ -110,7 +114,8 @@ pub fn convert(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Converted> {
     refuse_occupied(output, options.replace)?;
-    let plan = ConvertPlan::new(model, map, options.max_shard_bytes)?;
+    check_quantizer(model, map, quantizer)?;
+    let plan = ConvertPlan::new(model, map, options)?;
     plan.check_budget(model, options.budget_bytes)?;
     let conversion = plan.identity(model, map, quantizer)?;
     let (workplace, journal) = Workplace::open(output, conversion)?;
@@ -132,6 +137,20 @@ pub fn convert(
             Err(error)
         }
     }
+}
+
+/// Refuses a map with a format that the quantizer does not do.
+fn check_quantizer(model: &StoredModel, map: &PrecisionMap, quantizer: &dyn Quantizer) -> Result<()> {
+    let mut can: Vec<FormatId> = Vec::new();
+    for entry in map.entries() {
+        if let TensorFormat::Quantized(format) = &entry.format
+            && !can.contains(format)
+            && quantizer.support(format) != Support::Unsupported
+        {
+            can.push(format.clone());
+        }
+    }
+    Ok(check_backend(model.inventory(), map, quantizer.id(), &can)?)
 }
 
 /// Writes everything beside the weights, the contract last, and makes all of it durable.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::ConvertOptions;
 use super::error::ConvertError;
 use super::stream::CHUNK_BYTES;
 use crate::Result;
@@ -80,8 +81,8 @@ enum Key {
 }
 
 impl ConvertPlan {
-    pub(super) fn new(model: &StoredModel, map: &PrecisionMap, max_shard_bytes: u64) -> Result<Self> {
-        let directory = model.converted(map, max_shard_bytes)?;
+    pub(super) fn new(model: &StoredModel, map: &PrecisionMap, options: &ConvertOptions) -> Result<Self> {
+        let directory = model.converted(map, (options.max_shard_bytes, options.mxfp8))?;
         let mut plan = ConvertPlan { directory, units: Vec::new(), constants: Vec::new() };
         let mut found: BTreeMap<Key, usize> = BTreeMap::new();
         let mut others = 0;

@@ -7,7 +7,7 @@ use crate::checkpoint::layout::{Content, assemble};
 use crate::checkpoint::{CheckpointError, StoredModel, scales};
 use crate::digest::Digest;
 use crate::network::ParamId;
-use crate::precision::PrecisionMap;
+use crate::precision::{PrecisionMap, TensorFormat};
 use crate::tensor::{DenseTensor, Dtype};
 
 /// The digests of a unit's members, or `None` when the bytes are not those of any result: they were not written yet.
@@ -31,8 +31,8 @@ pub(super) fn digests(
                 let outputs: Vec<Output> =
                     unit.outputs.iter().filter(|output| output.member == member).cloned().collect();
                 let digest = match map.entry(*id).format {
-                    crate::precision::TensorFormat::Dense(dtype) => dense(*id, dtype, &outputs)?,
-                    crate::precision::TensorFormat::Quantized(_) => quantized(model, map, plan, *id, &outputs, files)?,
+                    TensorFormat::Dense(dtype) => dense(*id, dtype, &outputs)?,
+                    TensorFormat::Quantized(_) => quantized(model, map, plan, *id, &outputs, files)?,
                 };
                 let Some(digest) = digest else { return Ok(None) };
                 digests.push(digest);
@@ -70,7 +70,9 @@ fn quantized(
     let (Some(codes), Some(block_scales)) = (codes, block_scales) else { return Ok(None) };
     let parameter = model.all().parameter(id);
     let shape = parameter.rows_cols().into();
-    Ok(assemble(layout, &spec, &parameter.name, shape, codes, block_scales, outer).ok().map(|tensor| tensor.digest()))
+    Ok(assemble(layout.canonical(), &spec, &parameter.name, shape, codes, block_scales, outer)
+        .ok()
+        .map(|tensor| tensor.digest()))
 }
 
 /// Feeds the bytes of one output to a hash, in chunks.

@@ -13,7 +13,7 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
 }
 
-/// Prefixes under which the same tensors are stored: by multimodal wrappers, and by a base model without its head.
+/// Prefixes under which the same tensors are stored: by multimodal wrappers first, then by a base model without its head.
 const PREFIXES: [(&str, &str); 6] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
@@ -22,6 +22,9 @@ const PREFIXES: [(&str, &str); 6] = [
     ("layers.", "model.layers."),
     ("norm.", "model.norm."),
 ];
+
+/// How many of them are those of wrappers.
+const WRAPPERS: usize = 3;
 
 /// Buffers that older exporters stored and every reader recomputes.
 const RECOMPUTED_SUFFIXES: [&str; 1] = [".rotary_emb.inv_freq"];
@@ -39,6 +42,23 @@ pub(crate) const SCALE_SUFFIXES: [(&str, &str); 5] = [
 pub(crate) fn canonical(stored: &str) -> String {
     let found = PREFIXES.iter().find_map(|(prefix, own)| Some((stored.strip_prefix(prefix)?, *own)));
     found.map_or_else(|| stored.to_owned(), |(rest, own)| format!("{own}{rest}"))
+}
+
+/// The spelling of a multimodal wrapper's tensors, found in the names that it stores: what turns canonical names back into
+/// those that its readers expect.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Spelling(Vec<(&'static str, &'static str)>);
+
+impl Spelling {
+    pub(crate) fn of<'n>(stored: impl Iterator<Item = &'n str> + Clone) -> Self {
+        let is_used = |(prefix, _): &&(&str, &str)| stored.clone().any(|name| name.starts_with(prefix));
+        Spelling(PREFIXES[..WRAPPERS].iter().filter(is_used).copied().collect())
+    }
+
+    pub(crate) fn spell(&self, canonical: &str) -> String {
+        let found = self.0.iter().find_map(|(prefix, own)| Some((canonical.strip_prefix(own)?, *prefix)));
+        found.map_or_else(|| canonical.to_owned(), |(rest, prefix)| format!("{prefix}{rest}"))
+    }
 }
 
 /// Whether every reader computes the tensor itself.
@@ -65,6 +85,21 @@ mod tests {
         assert_eq!(canonical("language_model.lm_head.weight"), "lm_head.weight");
         assert_eq!(canonical("norm.weight"), "model.norm.weight");
         assert_eq!(canonical("vision.patch.weight"), "vision.patch.weight");
+    }
+
+    #[test]
+    fn a_wrappers_names_are_spelled_as_it_stores_them() {
+        let of = |names: &[&'static str]| Spelling::of(names.to_vec().into_iter());
+        let (layer, head) = ("model.layers.0.x", "lm_head.weight");
+        let own = of(&["model.language_model.layers.0.y", "lm_head.weight", "visual.z"]);
+        assert_eq!((own.spell(layer), own.spell(head)), ("model.language_model.layers.0.x".into(), head.into()));
+        let older = of(&["language_model.model.layers.0.y", "language_model.lm_head.weight"]);
+        assert_eq!(older.spell(layer), "language_model.model.layers.0.x");
+        assert_eq!(older.spell(head), "language_model.lm_head.weight");
+        for name in [layer, head, "mtp.fc.weight"] {
+            assert_eq!(of(&["model.layers.0.y", "layers.1.y"]).spell(name), name);
+        }
+        assert_eq!(own.spell("mtp.fc.weight"), "mtp.fc.weight");
     }
 
     #[test]

@@ -6,4 +6,8 @@
 mod files;
 mod support;
 
+mod families;
+mod killed;
+mod refused;
 mod same_bytes;
+mod verified;

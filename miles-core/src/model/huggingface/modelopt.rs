@@ -1,4 +1,4 @@
-//! ModelOpt's description of NVFP4: in `hf_quant_config.json`, in `config.json`, or in both.
+//! ModelOpt's description of NVFP4 and MXFP8: in `hf_quant_config.json`, in `config.json`, or in both.
 //!
 //! ```text
 //! hf_quant_config.json          { "quantization": { "quant_algo", "group_size", "kv_cache_quant_algo", "exclude_modules" } }
@@ -39,19 +39,28 @@ fn described(keys: Keys<'_>) -> Result<Option<Quantization>, ModelError> {
     let Some(algorithm) = keys.text("quant_algo")? else {
         return Ok(None);
     };
-    if algorithm != "NVFP4" {
-        return Err(keys.unsupported("quant_algo", "NVFP4"));
-    }
-    if keys.size("group_size")?.is_some_and(|size| size != 16) {
-        return Err(keys.unsupported("group_size", "16"));
-    }
-    check_groups(keys)?;
+    // Some releases write it in lower case.
+    let is = |layout: &StoredLayout| layout.modelopt().is_some_and(|(own, _)| own.eq_ignore_ascii_case(algorithm));
+    let Some(layout) = StoredLayout::ALL.into_iter().find(is) else {
+        return Err(keys.unsupported("quant_algo", "NVFP4, MXFP8"));
+    };
+    check_group_size(keys, layout)?;
+    check_groups(keys, layout)?;
     let key = keys.alias(&["ignore", "exclude_modules"])?;
-    Ok(Some(Quantization { layout: StoredLayout::Nvfp4, kept: keys.texts(key)?.unwrap_or_default() }))
+    Ok(Some(Quantization { layout, kept: keys.texts(key)?.unwrap_or_default() }))
 }
 
-/// Refuses groups of weights that are not NVFP4.
-fn check_groups(keys: Keys<'_>) -> Result<(), ModelError> {
+fn check_group_size(keys: Keys<'_>, layout: StoredLayout) -> Result<(), ModelError> {
+    let (expected, shown) = if layout == StoredLayout::Nvfp4 { (16, "16") } else { (32, "32") };
+    match keys.size("group_size")? {
+        Some(size) if size != expected => Err(keys.unsupported("group_size", shown)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses groups of weights that are not those of the layout.
+fn check_groups(keys: Keys<'_>, layout: StoredLayout) -> Result<(), ModelError> {
+    let (bits, shown) = if layout == StoredLayout::Nvfp4 { (4, "4") } else { (8, "8") };
     let Some(groups) = keys.object("config_groups")? else {
         return Ok(());
     };
@@ -61,15 +70,13 @@ fn check_groups(keys: Keys<'_>) -> Result<(), ModelError> {
         let group = groups_keys.nested("quantization_config.config_groups.*.", group);
         let Some(weights) = group.object("weights")? else { continue };
         let weights = group.nested("quantization_config.config_groups.*.weights.", weights);
-        if weights.size("num_bits")?.is_some_and(|bits| bits != 4) {
-            return Err(weights.unsupported("num_bits", "4"));
+        if weights.size("num_bits")?.is_some_and(|found| found != bits) {
+            return Err(weights.unsupported("num_bits", shown));
         }
         if weights.text("type")?.is_some_and(|kind| kind != "float") {
             return Err(weights.unsupported("type", "float"));
         }
-        if weights.size("group_size")?.is_some_and(|size| size != 16) {
-            return Err(weights.unsupported("group_size", "16"));
-        }
+        check_group_size(weights, layout)?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use crate::format::{FormatId, FormatRule, Nvfp4, builtin_rule};
 /// |---|---|---|---|
 /// | `Fp8Block` | `weight` F8_E4M3 `[n, k]` | `weight_scale_inv` F32 `[n/128, k/128]` | |
 /// | `Mxfp8` | `weight` F8_E4M3 `[n, k]` | `weight_scale_inv` U8 (E8M0) `[n, k/32]` | |
+/// | `Mxfp8ModelOpt` | `weight` F8_E4M3 `[n, k]` | `weight_scale` U8 (E8M0) `[n, k/32]` | |
 /// | `Nvfp4` | `weight` U8 `[n, k/2]` | `weight_scale` F8_E4M3 `[n, k/16]` | `weight_scale_2` F32 |
 /// | `Fp8Channel` | `weight` F8_E4M3 `[n, k]` | `weight_scale` F32 `[n, 1]` | |
 /// | `Fp8Tensor` | `weight` F8_E4M3 `[n, k]` | | `weight_scale` F32 `[1]` |
@@ -21,8 +22,10 @@ pub enum StoredLayout {
         /// Whether every scale is a power of two (`scale_fmt: ue8m0`).
         pow2_scales: bool,
     },
-    /// `quant_method: mxfp8`.
+    /// `quant_method: mxfp8` (SGLang, transformers).
     Mxfp8,
+    /// `quant_method: modelopt` with `quant_algo: MXFP8` (vLLM): the parts of `Mxfp8` under another name.
+    Mxfp8ModelOpt,
     /// `quant_method: modelopt` with `quant_algo: NVFP4`.
     Nvfp4,
     /// `quant_method: compressed-tensors`, `float-quantized`, one scale per output channel.
@@ -41,10 +44,11 @@ pub enum StoredLayout {
 
 impl StoredLayout {
     /// Every layout.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Fp8Block { pow2_scales: false },
         Self::Fp8Block { pow2_scales: true },
         Self::Mxfp8,
+        Self::Mxfp8ModelOpt,
         Self::Nvfp4,
         Self::Fp8Channel,
         Self::Fp8Tensor,
@@ -54,7 +58,8 @@ impl StoredLayout {
         Self::Int4Group128,
     ];
 
-    /// The layout that holds weights of a format, if there is one.
+    /// The layout that holds weights of a format, if there is one: of two that differ in names alone, the
+    /// [`canonical`](Self::canonical) one.
     ///
     /// It holds every variant whose stored codes and scales mean, value for value, what those of
     /// [`format`](Self::format) mean: a variant that chooses scales or codes otherwise, but not one whose codes stand
@@ -91,7 +96,7 @@ impl StoredLayout {
         match self {
             Self::Fp8Block { pow2_scales: false } => FormatId::fp8_block(),
             Self::Fp8Block { pow2_scales: true } => FormatId::fp8_block_pow2(),
-            Self::Mxfp8 => FormatId::mxfp8(),
+            Self::Mxfp8 | Self::Mxfp8ModelOpt => FormatId::mxfp8(),
             Self::Nvfp4 => FormatId::nvfp4(),
             Self::Fp8Channel => FormatId::from_static("fp8-channel"),
             Self::Fp8Tensor => FormatId::from_static("fp8-tensor"),
@@ -113,9 +118,27 @@ impl StoredLayout {
         }
     }
 
+    /// The layout whose parts these are, name aside: what [`of`](Self::of) gives for the format.
+    #[must_use]
+    pub fn canonical(self) -> Self {
+        match self {
+            Self::Mxfp8ModelOpt => Self::Mxfp8,
+            other => other,
+        }
+    }
+
+    /// `quant_algo` and elements per block scale of a layout that ModelOpt describes.
+    pub(crate) fn modelopt(self) -> Option<(&'static str, usize)> {
+        match self {
+            Self::Nvfp4 => Some(("NVFP4", 16)),
+            Self::Mxfp8ModelOpt => Some(("MXFP8", 32)),
+            _ => None,
+        }
+    }
+
     /// Whether codes are E4M3, which has NaN codes.
     pub(crate) fn has_e4m3_codes(self) -> bool {
-        matches!(self, Self::Fp8Block { .. } | Self::Mxfp8 | Self::Fp8Channel | Self::Fp8Tensor)
+        matches!(self.canonical(), Self::Fp8Block { .. } | Self::Mxfp8 | Self::Fp8Channel | Self::Fp8Tensor)
     }
 }
 
@@ -138,7 +161,7 @@ mod tests {
     #[test]
     fn every_layout_holds_its_own_format_and_every_built_in_format_but_rotated_ones_has_a_layout() {
         for layout in StoredLayout::ALL {
-            assert_eq!(StoredLayout::of(&layout.format()), Some(layout));
+            assert_eq!(StoredLayout::of(&layout.format()), Some(layout.canonical()));
             assert!(builtin_rule(&layout.format()).is_some());
         }
         for rule in builtin_rules() {
