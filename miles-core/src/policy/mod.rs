@@ -5,8 +5,10 @@
 //! ```
 //!
 //! [`quantize_policy`] is the only place in the library where weights are quantized. What it made is in the [`Ledger`]:
-//! [`verify()`] compares stored bytes with it, [`diff_ledgers`] finds where two runs part.
+//! [`audit_ledger`] compares it with itself, [`verify()`] stored bytes with it, and [`diff_ledgers`] finds where two runs
+//! part.
 
+mod audit;
 mod delta;
 mod diff;
 mod difference;
@@ -17,12 +19,15 @@ mod hand_off;
 mod ledger;
 mod ledger_error;
 mod ledger_file;
+mod log_line;
 mod quantize;
 mod rebuild;
+mod recorded_version;
 mod snapshot;
 pub mod store;
 mod verify;
 
+pub use audit::{AuditedVersion, KnownPolicy, LedgerAudit, audit_ledger};
 pub use delta::{Delta, DeltaError, DeltaPart};
 pub use diff::{Cause, DirectoryDiff, LedgerDiff, Parting, Side, diff_directories, diff_ledgers};
 pub use difference::{ByteDifference, Code, Part, PartCount, TensorDifference, tensor_difference};
@@ -32,9 +37,11 @@ pub use finding::Finding;
 pub use hand_off::{Comparison, HandedOff, compare_hand_off};
 pub use ledger::{Ledger, LedgerEvent};
 pub use ledger_error::LedgerError;
-pub use ledger_file::{LedgerFile, RecordedVersion};
+pub use ledger_file::LedgerFile;
+pub use log_line::LogLine;
 pub use quantize::{PolicyContext, WeightSource, quantize_policy};
-pub use rebuild::{RuleQuantizer, StoredMasters, rebuild};
+pub use rebuild::{Rebuilt, RuleQuantizer, StoredMasters, rebuild, recorded_map};
+pub use recorded_version::RecordedVersion;
 pub use snapshot::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 pub use store::{DirectoryStore, MemoryStore, PolicyStore, StoreError, ThrottledStore, VerifiedStore};
-pub use verify::{Verification, verify, verify_snapshot};
+pub use verify::{Verification, stored_version, verify, verify_directory, verify_rebuilt, verify_snapshot};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Ledger, LedgerEvent, PolicyTensor, PolicyVersion, Snapshot};
+use super::{Ledger, LedgerEvent, PolicyError, PolicyTensor, PolicyVersion, Snapshot};
 use crate::Result;
 use crate::digest::Digest;
 use crate::format::{NonFinite, QuantizeSpec, QuantizedTensor, Source, SourceDtype};
@@ -48,6 +48,21 @@ pub fn quantize_policy(
     source: &dyn WeightSource,
     context: PolicyContext<'_>,
 ) -> Result<Snapshot> {
+    let snapshot =
+        quantize_events(network, map, quantizer, source, context, &mut |event| context.ledger.record(event))?;
+    context.ledger.flush()?;
+    Ok(snapshot)
+}
+
+/// As [`quantize_policy`], handing each event to `record` instead of writing it.
+pub(super) fn quantize_events(
+    network: &Arc<Network>,
+    map: &Arc<PrecisionMap>,
+    quantizer: &dyn Quantizer,
+    source: &dyn WeightSource,
+    context: PolicyContext<'_>,
+    record: &mut dyn FnMut(&LedgerEvent) -> Result<(), PolicyError>,
+) -> Result<Snapshot> {
     let maker = Maker { network, map, quantizer, source };
     let mut made: Vec<Option<Made>> = network.ids().map(|_| None).collect();
     for id in network.ids() {
@@ -56,11 +71,10 @@ pub fn quantize_policy(
         }
         let members = maker.quantized_together(id);
         for (&member, tensor) in members.iter().zip(maker.make(&members)?) {
-            context.ledger.record(&maker.event(member, &tensor, context))?;
+            record(&maker.event(member, &tensor, context))?;
             made[member.index()] = Some(tensor);
         }
     }
-    context.ledger.flush()?;
     let (tensors, digests) = made.into_iter().flatten().map(|made| (Arc::new(made.tensor), made.digest)).unzip();
     Ok(Snapshot::sealed(context.version, Arc::clone(network), Arc::clone(map), tensors, digests)?)
 }

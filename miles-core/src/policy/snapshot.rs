@@ -110,7 +110,8 @@ impl Snapshot {
         digests: Vec<Digest>,
     ) -> Result<Self, PolicyError> {
         check_tensors(&network, &map, &tensors)?;
-        let digest = policy_digest(&network, &map, &digests);
+        let names = network.parameters.iter().map(|parameter| parameter.name.as_str());
+        let digest = policy_digest(&map.digest(), names.zip(&digests));
         Ok(Snapshot { stamp: PolicyStamp { version, digest }, network, map, tensors, digests })
     }
 
@@ -152,12 +153,14 @@ impl Snapshot {
 }
 
 /// Hash over the map's digest and the tensor digests sorted by name; the version number is not part of it.
-pub(super) fn policy_digest(network: &Network, map: &PrecisionMap, digests: &[Digest]) -> Digest {
-    let mut named: Vec<(&str, &Digest)> =
-        network.parameters.iter().map(|parameter| parameter.name.as_str()).zip(digests).collect();
+pub(super) fn policy_digest<'a>(
+    precision_map: &Digest,
+    tensors: impl Iterator<Item = (&'a str, &'a Digest)>,
+) -> Digest {
+    let mut named: Vec<(&str, &Digest)> = tensors.collect();
     named.sort_unstable();
     let mut hasher = blake3::Hasher::new();
-    hasher.update(map.digest().as_bytes());
+    hasher.update(precision_map.as_bytes());
     for (name, digest) in named {
         hasher.update(&(name.len() as u64).to_le_bytes());
         hasher.update(name.as_bytes());
