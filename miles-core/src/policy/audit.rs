@@ -17,9 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{
-    ExportEvent, Finding, LedgerEvent, LedgerFile, LogLine, PolicyError, PolicyVersion, RecordedVersion,
-};
+use super::{ExportEvent, Finding, LedgerEvent, LedgerFile, LogLine, PolicyError, PolicyVersion, RecordedVersion};
 use crate::digest::Digest;
 use crate::network::Inventory;
 use crate::precision::{PrecisionMap, TensorFormat};

@@ -11,9 +11,11 @@
 mod audit;
 mod delta;
 mod diff;
+mod diff_directories;
 mod difference;
 mod error;
 mod export_event;
+mod file_difference;
 mod finding;
 mod hand_off;
 mod ledger;
@@ -29,10 +31,12 @@ mod verify;
 
 pub use audit::{AuditedVersion, KnownPolicy, LedgerAudit, audit_ledger};
 pub use delta::{Delta, DeltaError, DeltaPart};
-pub use diff::{Cause, DirectoryDiff, LedgerDiff, Parting, Side, diff_directories, diff_ledgers};
+pub use diff::{Cause, ExportDifference, LedgerDiff, Parting, Side, diff_ledgers};
+pub use diff_directories::{DirectoryDiff, diff_directories};
 pub use difference::{ByteDifference, Code, Part, PartCount, TensorDifference, tensor_difference};
 pub use error::PolicyError;
 pub use export_event::{ExportEvent, FileDigest};
+pub use file_difference::{FileCause, FileDifference};
 pub use finding::Finding;
 pub use hand_off::{Comparison, HandedOff, compare_hand_off};
 pub use ledger::{Ledger, LedgerEvent};

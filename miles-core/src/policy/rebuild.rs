@@ -7,9 +7,7 @@
 use std::sync::Arc;
 
 use super::quantize::quantize_events;
-use super::{
-    Ledger, LedgerEvent, PolicyContext, PolicyError, PolicyVersion, RecordedVersion, Snapshot, WeightSource,
-};
+use super::{Ledger, LedgerEvent, PolicyContext, PolicyError, PolicyVersion, RecordedVersion, Snapshot, WeightSource};
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensors::StateReader;
