@@ -11,8 +11,10 @@
 //! ```
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+
+use miles_core::digest::Digest;
 
 use crate::config::ExistingOutput;
 
@@ -48,6 +50,16 @@ pub enum OutputError {
         line: usize,
         /// Cause.
         source: serde_json::Error,
+    },
+    /// A last line of a metrics file without its end: whoever wrote it was stopped while writing.
+    #[error("{}:{line}: the last line is torn after {bytes} bytes", path.display())]
+    TornMetrics {
+        /// File.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Bytes of it that are there.
+        bytes: usize,
     },
     /// A file that is shorter than a checkpoint says.
     #[error("{}: {actual_bytes} bytes, but the checkpoint was saved after {expected_bytes}", path.display())]
@@ -165,6 +177,11 @@ pub(crate) fn truncate(path: &Path, bytes: u64) -> Result<(), OutputError> {
         return Err(OutputError::Shortened { path: path.to_owned(), expected_bytes: bytes, actual_bytes });
     }
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io(path))
+}
+
+/// Digest of the first `bytes` bytes of a file, or of all of a shorter one.
+pub(crate) fn prefix_digest(path: &Path, bytes: u64) -> Result<Digest, OutputError> {
+    File::open(path).and_then(|file| Digest::of_reader(&mut file.take(bytes))).map_err(io(path))
 }
 
 /// Length of a file; 0 when there is none.

@@ -147,7 +147,7 @@ impl Auditor<'_> {
     fn follows(&mut self, recorded: &RecordedVersion) {
         let Some(before) = self.audit.versions.last() else { return };
         let ([at, _], step) = (recorded.extent(), step(recorded));
-        if recorded.version() != before.version.next() {
+        if recorded.version().0.checked_sub(1) != Some(before.version.0) {
             let (version, after) = (recorded.version(), before.version);
             self.audit.findings.push(Finding::Gap { at: at.clone(), version, after });
         }
