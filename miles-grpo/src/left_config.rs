@@ -20,16 +20,19 @@ pub(crate) fn read(path: &Path) -> Result<Option<RunConfig>> {
     RunConfig::read(path, &[]).map(Some).map_err(|errors| named(path, errors).into())
 }
 
-/// The precision map that the config of a run gives a network, or why none can be made here: a format is not known to
-/// this program.
+/// What the config of a run makes of a network.
+pub(crate) enum LeftMap {
+    /// The run's precision map.
+    Made(PrecisionMap),
+    /// None here: this program does not know a format of it, for this reason.
+    UnknownFormat(String),
+}
+
+/// The precision map that the config of a run gives a network.
 ///
 /// # Errors
 /// If the config makes no map; the fault names the file.
-pub(crate) fn precision_map(
-    path: &Path,
-    config: &RunConfig,
-    network: &Network,
-) -> Result<Result<PrecisionMap, String>> {
+pub(crate) fn precision_map(path: &Path, config: &RunConfig, network: &Network) -> Result<LeftMap> {
     let precision = &config.precision;
     let refused = |error: PrecisionError| {
         let (key, value) = ("precision".to_owned(), precision.recipe.clone());
@@ -42,9 +45,9 @@ pub(crate) fn precision_map(
         partition: PartitionPlan::new(precision.expert_tensor_parallel, precision.partition_axis).map_err(refused)?,
     };
     match setup::precision_map(network, &plan) {
-        Ok(map) => Ok(Ok(map)),
+        Ok(map) => Ok(LeftMap::Made(map)),
         Err(Error::Core(miles_core::Error::Precision(error))) => Err(refused(error)),
-        Err(Error::Core(error @ miles_core::Error::Registry(_))) => Ok(Err(error.to_string())),
+        Err(Error::Core(error @ miles_core::Error::Registry(_))) => Ok(LeftMap::UnknownFormat(error.to_string())),
         Err(error) => Err(error),
     }
 }

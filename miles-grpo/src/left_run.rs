@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use miles_core::checkpoint::Checkpoint;
+use miles_core::digest::Digest;
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::Network;
 use miles_core::policy::{
@@ -20,9 +21,10 @@ use miles_core::policy::{
 
 use crate::checkpoint::SavedLoop;
 use crate::export::ExportForm;
+use crate::left_config::{self, LeftMap};
 use crate::output::{OutputDir, OutputError};
 use crate::run_audit::{RunAudit, RunFinding, Witness};
-use crate::{Result, RunConfig, left_config};
+use crate::{Result, RunConfig};
 
 /// An output directory that a run has left or is still writing.
 #[derive(Clone, Debug)]
@@ -230,13 +232,12 @@ impl LeftRun {
 
     /// A version made again under the run's precision map, or under what the ledger tells of it.
     fn rebuilt(&self, network: &Arc<Network>, version: PolicyVersion, source: &dyn WeightSource) -> Result<Rebuilt> {
-        let map = match &self.config {
-            Some(config) => left_config::precision_map(&self.out.config(), config, network)?,
-            None => Err(String::new()),
-        };
-        let map = match map {
-            Ok(map) => map,
-            Err(_) => recorded_map(network, &LedgerFile::find(&self.ledger(), version)?)?,
+        let left = self.config.as_ref().map(|config| left_config::precision_map(&self.out.config(), config, network));
+        let map = match left.transpose()? {
+            Some(LeftMap::Made(map)) => map,
+            Some(LeftMap::UnknownFormat(_)) | None => {
+                recorded_map(network, &LedgerFile::find(&self.ledger(), version)?)?
+            }
         };
         Ok(rebuild(network, &Arc::new(map), version, source)?)
     }
@@ -257,8 +258,8 @@ impl LeftRun {
                     }
                 };
                 match left_config::precision_map(&self.out.config(), config, &network)? {
-                    Err(error) => why = error,
-                    Ok(map) => {
+                    LeftMap::UnknownFormat(error) => why = error,
+                    LeftMap::Made(map) => {
                         let policy = KnownPolicy::of(&network, &map);
                         let known = Known { network: Some(network), policy, why: None };
                         if saved_map.is_none_or(|saved| saved == map.digest()) {
@@ -269,9 +270,20 @@ impl LeftRun {
                 }
             }
         }
-        let unknown =
-            || Known { network: None, policy: KnownPolicy { formats: None, precision_map: saved_map }, why: Some(why) };
-        Ok(first.unwrap_or_else(unknown))
+        if let Some(known) = first {
+            return Ok(known);
+        }
+        let precision_map = saved_map.map_or_else(|| self.exported_map(), |map| Ok(Some(map)))?;
+        Ok(Known { network: None, policy: KnownPolicy { formats: None, precision_map }, why: Some(why) })
+    }
+
+    /// The digest of the precision map that the last export names.
+    fn exported_map(&self) -> Result<Option<Digest>> {
+        let mut newest = None;
+        for recorded in LedgerFile::open(&self.ledger())? {
+            newest = recorded?.export().map(|export| export.precision_map).or(newest);
+        }
+        Ok(newest)
     }
 }
 
