@@ -9,7 +9,7 @@ use miles_core::precision::PrecisionTable;
 use crate::builder::RunBuilder;
 use crate::checkpoint::{LoopState, save};
 use crate::config::Plan;
-use crate::output::{OutputDir, length, prefix_digest};
+use crate::output::{OutputDir, Prefix, length};
 use crate::parts::{Facts, Parts};
 use crate::setup::{Data, Started};
 use crate::stages::{
@@ -205,9 +205,9 @@ impl Run {
             precision_map: self.facts.map_digest,
             scheduler: self.parts.scheduler.state(),
             metrics_bytes,
-            metrics_digest: prefix_digest(&metrics, metrics_bytes)?,
+            metrics_digest: Prefix::of(&metrics, metrics_bytes)?.digest,
             ledger_bytes,
-            ledger_digest: prefix_digest(&ledger, ledger_bytes)?,
+            ledger_digest: Prefix::of(&ledger, ledger_bytes)?.digest,
             config_digest: self.plan.fingerprint.digest(),
             config: self.plan.fingerprint.clone(),
         };

@@ -19,7 +19,7 @@ use miles_core::policy::{KnownPolicy, LedgerAudit, LogLine, PolicyStamp, PolicyV
 use serde_json::Value;
 
 use crate::checkpoint::{LoopState, ResumeError, SavedLoop};
-use crate::output::{OutputDir, OutputError, length, prefix_digest};
+use crate::output::{OutputDir, Prefix, length};
 use crate::track::read_metrics_prefix;
 use crate::{Error, Result};
 
@@ -44,12 +44,6 @@ pub struct RunAudit {
 pub(crate) fn check_saved(out: &OutputDir, saved: &SavedLoop, known: &KnownPolicy) -> Result<()> {
     let state = &saved.state;
     let (ledger, metrics) = (out.ledger(), out.metrics());
-    for (path, expected_bytes) in [(&ledger, state.ledger_bytes), (&metrics, state.metrics_bytes)] {
-        let actual_bytes = length(path)?;
-        if actual_bytes < expected_bytes {
-            return Err(OutputError::Shortened { path: path.clone(), expected_bytes, actual_bytes }.into());
-        }
-    }
     let mut audit = RunAudit::of(&ledger, &metrics, Some(state), known)?;
     audit.compare_checkpoint(&ledger, &metrics, saved, known)?;
     let newest = audit.ledger.versions.last().map(|version| version.version);
@@ -70,7 +64,11 @@ pub(crate) fn check_saved(out: &OutputDir, saved: &SavedLoop, known: &KnownPolic
 impl RunAudit {
     /// Audits both logs, up to where `until` was saved; without it, all of them. Metrics that are not there are a finding.
     pub(crate) fn of(ledger: &Path, metrics: &Path, until: Option<&LoopState>, known: &KnownPolicy) -> Result<Self> {
-        let mut audited = audit_ledger(ledger, until.map(|state| state.ledger_bytes), known)?;
+        let until = match until {
+            Some(state) => [whole_lines(ledger, state.ledger_bytes)?, whole_lines(metrics, state.metrics_bytes)?],
+            None => [u64::MAX; 2],
+        };
+        let mut audited = audit_ledger(ledger, until[0], known)?;
         let findings = std::mem::take(&mut audited.findings).into_iter().map(RunFinding::Ledger).collect();
         let mut audit = RunAudit { ledger: audited, steps: 0, compared_policies: 0, checkpoints: 0, findings };
         audit.check_versions();
@@ -78,7 +76,7 @@ impl RunAudit {
             audit.findings.push(RunFinding::MissingFile { path: metrics.to_owned() });
             return Ok(audit);
         }
-        let records = read_metrics_prefix(metrics, until.map_or(u64::MAX, |state| state.metrics_bytes))?;
+        let records = read_metrics_prefix(metrics, until[1])?;
         audit.steps = records.len();
         audit.compare_metrics(ledger, metrics, &records);
         Ok(audit)
@@ -194,8 +192,17 @@ fn changed(path: &Path, bytes: u64, expected: Digest, saved: &SavedLoop) -> Resu
     if bytes == 0 {
         return Ok(None);
     }
-    let found = prefix_digest(path, bytes)?;
-    Ok((found != expected).then_some(RunFinding::Changed { path: log, saved, bytes, expected, found }))
+    let Prefix { digest: found, lines, .. } = Prefix::of(path, bytes)?;
+    Ok((found != expected).then_some(RunFinding::Changed { path: log, lines, saved, bytes, expected, found }))
+}
+
+/// How much of a log is read up to where a checkpoint was saved: whole lines. A line that does not end there, in a log
+/// that goes on, is as long as it is because a line before it has another length; a log that ends there is torn.
+fn whole_lines(path: &Path, bytes: u64) -> Result<u64> {
+    if length(path)? <= bytes {
+        return Ok(bytes);
+    }
+    Ok(Prefix::of(path, bytes)?.whole_bytes)
 }
 
 /// The policy that a step's record says it published.

@@ -83,12 +83,12 @@ impl LedgerAudit {
     }
 }
 
-/// Audits the first `bytes` bytes of a ledger, all of it where that is `None`.
+/// Audits the first `bytes` bytes of a ledger; `u64::MAX` is all of it.
 ///
 /// # Errors
 /// If the ledger cannot be read or trusted.
-pub fn audit_ledger(ledger: &Path, bytes: Option<u64>, known: &KnownPolicy) -> Result<LedgerAudit, PolicyError> {
-    let open = || LedgerFile::open_prefix(ledger, bytes.unwrap_or(u64::MAX));
+pub fn audit_ledger(ledger: &Path, bytes: u64, known: &KnownPolicy) -> Result<LedgerAudit, PolicyError> {
+    let open = || LedgerFile::open_prefix(ledger, bytes);
     let mut auditor =
         Auditor { known, tensors: BTreeSet::new(), formats: BTreeMap::new(), audit: LedgerAudit::default() };
     let mut fewest = usize::MAX;
@@ -111,8 +111,8 @@ struct Auditor<'a> {
     known: &'a KnownPolicy,
     /// Every tensor, where the model is not known.
     tensors: BTreeSet<String>,
-    /// The first format of each of them.
-    formats: BTreeMap<String, String>,
+    /// The first format of each of them, and its line.
+    formats: BTreeMap<String, (String, LogLine)>,
     audit: LedgerAudit,
 }
 
@@ -188,10 +188,12 @@ impl Auditor<'_> {
             None => {
                 self.tensors.insert(tensor.clone());
                 let Some(format) = format.map(|format| format.to_string()) else { return };
-                let first = self.formats.entry(tensor).or_insert_with(|| format.clone());
-                if *first != format {
-                    let because = "a tensor has one format in every version";
-                    self.audit.findings.push(field(event, at, "format", &format, first, because));
+                match self.formats.get(&tensor).cloned() {
+                    None => drop(self.formats.insert(tensor, (format, at))),
+                    Some((first_format, first)) if first_format != format => {
+                        self.audit.findings.push(Finding::FormatChange { at, tensor, format, first, first_format });
+                    }
+                    Some(_) => {}
                 }
             }
         }

@@ -119,6 +119,19 @@ pub enum Finding {
         /// How that is known.
         because: &'static str,
     },
+    /// A tensor has another format than in an earlier version.
+    FormatChange {
+        /// Line.
+        at: LogLine,
+        /// Tensor.
+        tensor: String,
+        /// Format of the line.
+        format: String,
+        /// The tensor's first line.
+        first: LogLine,
+        /// Its format.
+        first_format: String,
+    },
     /// A line names a format that no format can be called.
     BadFormat {
         /// Line.
@@ -173,6 +186,7 @@ impl Finding {
             | Finding::UnreadTensor { tensor, .. }
             | Finding::MissingTensor { tensor, .. }
             | Finding::UnrecordedTensor { tensor, .. }
+            | Finding::FormatChange { tensor, .. }
             | Finding::BadFormat { tensor, .. }
             | Finding::MissingEvent { tensor, .. }
             | Finding::ForeignTensor { tensor, .. } => Some(tensor),
@@ -220,6 +234,9 @@ impl fmt::Display for Finding {
                     write!(f, "tensor `{tensor}`: ")?;
                 }
                 write!(f, "`{field}` is {recorded}, not {expected}: {because}")
+            }
+            Finding::FormatChange { at, tensor, format, first, first_format } => {
+                write!(f, "{at}: tensor `{tensor}`: the format is {format}, in {first} it is {first_format}")
             }
             Finding::BadFormat { at, tensor, error } => write!(f, "{at}: tensor `{tensor}`: {error}"),
             Finding::MissingEvent { within, version, tensor } => {

@@ -68,7 +68,7 @@ impl Verification {
 /// directory, or with a value of the ledger, is not an error but a [`Finding`].
 pub fn verify(dir: &Path, ledger: &Path, version: Option<PolicyVersion>) -> Result<Verification, PolicyError> {
     let mut found = verify_directory(dir, ledger, version)?;
-    let mut findings = audit_ledger(ledger, None, &KnownPolicy::default())?.findings;
+    let mut findings = audit_ledger(ledger, u64::MAX, &KnownPolicy::default())?.findings;
     findings.append(&mut found.findings);
     Ok(Verification { findings, ..found })
 }

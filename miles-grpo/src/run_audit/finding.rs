@@ -129,6 +129,8 @@ pub enum RunFinding {
     Changed {
         /// Log.
         path: PathBuf,
+        /// Lines that begin in them.
+        lines: usize,
         /// `loop.json`.
         saved: PathBuf,
         /// How many bytes.
@@ -234,9 +236,9 @@ impl fmt::Display for RunFinding {
                 path.display(),
                 saved.display()
             ),
-            RunFinding::Changed { path, saved, bytes, expected, found } => write!(
+            RunFinding::Changed { path, lines, saved, bytes, expected, found } => write!(
                 f,
-                "{}: the first {bytes} bytes have the digest {found}, had {expected} when {} was saved",
+                "{}:1-{lines}: the first {bytes} bytes have the digest {found}, had {expected} when {} was saved",
                 path.display(),
                 saved.display()
             ),
