@@ -105,7 +105,6 @@ fn rule_list(arguments: &Arguments, inventory: &Inventory) -> Result<RuleList, B
 }
 
 fn unknown_tensor(inventory: &Inventory, name: &str) -> String {
-    let names = inventory.parameters.iter().map(|parameter| parameter.name.as_str());
-    let nearest = nearest(name, names).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+    let nearest = nearest(name, inventory.names()).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
     format!("the model has no tensor `{name}`{nearest}")
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod ledger;
 pub mod progress;
 pub mod quantize;
 pub mod seams;
@@ -11,6 +12,7 @@ pub mod training;
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -154,7 +156,8 @@ pub fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {
         }
         cause = inner.source();
     }
-    eprintln!("error: {line}");
+    // Nobody reading it is no reason to panic.
+    let _ = writeln!(std::io::stderr(), "error: {line}");
     ExitCode::FAILURE
 }
 

@@ -1,7 +1,7 @@
 //! Stopping and going on.
 //!
 //! ```text
-//! out/checkpoints/step-00000012/loop.json    step, version, digest, scheduler state, config, lengths of the logs
+//! out/checkpoints/step-00000012/loop.json    step, version, digest, scheduler state, config, lengths and digests of the logs
 //!                              /trainer/     what the trainer saved: master weights, optimizer state
 //!                              /trainer.json digest of each of those files
 //! ```
@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use crate::config::ConfigFingerprint;
 use crate::output::{OutputError, io, remove};
+use crate::run_audit::RunFinding;
 use crate::{Error, Result};
 
 /// Why a run cannot go on from a checkpoint.
@@ -68,6 +69,12 @@ pub enum ResumeError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// What the logs held when the checkpoint was saved is no longer what they hold.
+    #[error("the logs are not those of the saved run:{}", listed(findings))]
+    Logs {
+        /// Everything that does not fit; at least one.
+        findings: Vec<RunFinding>,
+    },
     /// A restored policy does not have the digest that was saved.
     #[error("the restored {what} is {found}, saved was {saved}")]
     PolicyChanged {
@@ -78,6 +85,16 @@ pub enum ResumeError {
         /// Restored stamp.
         found: PolicyStamp,
     },
+}
+
+/// The first findings, one per line.
+fn listed(findings: &[RunFinding]) -> String {
+    const SHOWN: usize = 8;
+    let mut lines: String = findings.iter().take(SHOWN).map(|finding| format!("\n  {finding}")).collect();
+    if findings.len() > SHOWN {
+        lines.push_str(&format!("\n  and {} more", findings.len() - SHOWN));
+    }
+    lines
 }
 
 /// Everything of the loop itself that a checkpoint holds.
@@ -96,8 +113,12 @@ pub struct LoopState {
     pub scheduler: Value,
     /// Length of `metrics.jsonl`.
     pub metrics_bytes: u64,
+    /// Digest of these bytes.
+    pub metrics_digest: Digest,
     /// Length of `ledger.jsonl`.
     pub ledger_bytes: u64,
+    /// Digest of these bytes.
+    pub ledger_digest: Digest,
     /// Digest of the config's fingerprint.
     pub config_digest: Digest,
     /// Every key that changes results.
@@ -138,6 +159,12 @@ impl SavedLoop {
         &self.dir
     }
 
+    /// The file of the loop's state.
+    #[must_use]
+    pub fn loop_file(&self) -> PathBuf {
+        self.dir.join(LOOP)
+    }
+
     fn read(dir: PathBuf) -> Result<Self> {
         let path = dir.join(LOOP);
         let bytes = fs::read(&path).map_err(io(&path))?;
@@ -154,7 +181,7 @@ impl SavedLoop {
             return Ok(());
         }
         let differences = self.state.config.differences(now);
-        Err(ResumeError::ConfigChanged { path: self.dir.join(LOOP), differences })
+        Err(ResumeError::ConfigChanged { path: self.loop_file(), differences })
     }
 
     /// Where the trainer's files are, once every one of them has the digest that was saved.

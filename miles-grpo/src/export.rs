@@ -76,6 +76,7 @@ pub fn record(
         run: run.to_owned(),
         step,
         version: stamp.version,
+        precision_map: snapshot.map().digest(),
         policy_digest: stamp.digest,
         as_held: plan.form == ExportForm::AsHeld,
         files: FileDigest::of_directory(dir)?,

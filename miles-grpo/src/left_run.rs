@@ -11,20 +11,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use miles_core::checkpoint::Checkpoint;
+use miles_core::digest::Digest;
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::Network;
 use miles_core::policy::{
-    Finding, LedgerFile, PolicyVersion, Snapshot, StoredMasters, rebuild, verify, verify_snapshot,
+    Finding, KnownPolicy, LedgerFile, PolicyError, PolicyVersion, Rebuilt, Snapshot, StoredMasters, WeightSource,
+    rebuild, recorded_map, stored_version, verify_rebuilt, verify_snapshot,
 };
 
 use crate::checkpoint::SavedLoop;
+use crate::export::ExportForm;
+use crate::left_config::{self, LeftMap};
 use crate::output::{OutputDir, OutputError};
+use crate::run_audit::{RunAudit, RunFinding, Witness};
 use crate::{Result, RunConfig};
 
 /// An output directory that a run has left or is still writing.
 #[derive(Clone, Debug)]
 pub struct LeftRun {
     out: OutputDir,
+    config: Option<RunConfig>,
     model: Option<PathBuf>,
 }
 
@@ -63,12 +69,9 @@ impl LeftRun {
         let out = OutputDir::of(dir);
         let ledger = out.ledger();
         std::fs::metadata(&ledger).map_err(|source| OutputError::Io { path: ledger, source })?;
-        let config = out.config();
-        let model = match config.is_file() {
-            true => Some(RunConfig::read(&config, &[])?.model.dir),
-            false => None,
-        };
-        Ok(LeftRun { out, model: model.filter(|dir| dir.join("config.json").is_file()) })
+        let config = left_config::read(&out.config())?;
+        let model = config.as_ref().map(|config| config.model.dir.clone());
+        Ok(LeftRun { out, config, model: model.filter(|dir| dir.join("config.json").is_file()) })
     }
 
     /// The ledger.
@@ -95,6 +98,67 @@ impl LeftRun {
         Ok(SavedLoop::all(&self.out.checkpoints())?.into_iter().map(held).collect())
     }
 
+    /// Checks the logs of the run against one another, its config and its checkpoints, and whether what they say was
+    /// exported is there. The bytes of `policy/` and of the checkpoints are for
+    /// [`verify_directory`](miles_core::policy::verify_directory) and [`LeftRun::verify`].
+    ///
+    /// # Errors
+    /// If a log, the config or a checkpoint cannot be read.
+    pub fn audit(&self) -> Result<RunAudit> {
+        let saved = SavedLoop::all(&self.out.checkpoints())?;
+        let known = self.known(&saved)?.policy;
+        let (ledger, metrics) = (self.out.ledger(), self.out.metrics());
+        let mut audit = RunAudit::of(&ledger, &metrics, None, &known)?;
+        for saved in &saved {
+            audit.compare_checkpoint(&ledger, &metrics, saved, &known)?;
+        }
+        self.check_export(&mut audit);
+        Ok(audit)
+    }
+
+    /// Why policy digests cannot be computed again with certainty: the run's own precision map cannot be made. `None`
+    /// where it can.
+    ///
+    /// # Errors
+    /// If the config or a checkpoint cannot be read, or the config makes no precision map.
+    pub fn unknown_map(&self) -> Result<Option<String>> {
+        Ok(self.known(&SavedLoop::all(&self.out.checkpoints())?)?.why)
+    }
+
+    /// What the logs and the config say of the export, and whether there is one.
+    fn check_export(&self, audit: &mut RunAudit) {
+        let (dir, config) = (self.out.policy(), self.out.config());
+        let Some(settings) = &self.config else {
+            audit.findings.push(RunFinding::MissingFile { path: config });
+            return;
+        };
+        match audit.ledger.exported().and_then(|version| version.export.as_ref()) {
+            Some((export, at)) => {
+                let as_held = settings.export.form == ExportForm::AsHeld;
+                let fields = [
+                    ("run", export.run.clone(), settings.run.name.clone()),
+                    ("as_held", export.as_held.to_string(), as_held.to_string()),
+                ];
+                let wrong = fields.into_iter().filter(|(_, recorded, expected)| recorded != expected);
+                let (at, files) = (at.clone(), export.files.keys().cloned().collect::<Vec<_>>());
+                audit.findings.extend(wrong.map(|(field, recorded, expected)| {
+                    let (at, config) = (at.clone(), config.clone());
+                    RunFinding::Config { at, field, recorded, config, expected }
+                }));
+                if !dir.is_dir() {
+                    audit.findings.push(Finding::MissingDirectory { dir, at: at.clone() }.into());
+                    let missing = files.into_iter().map(|file| Finding::MissingFile { file, at: at.clone() }.into());
+                    audit.findings.extend(missing);
+                }
+            }
+            // A run that was stopped has neither; one that did all its steps has both.
+            None if !dir.exists() && audit.steps as u64 >= settings.run.steps => {
+                audit.findings.push(RunFinding::NeverExported { dir, steps: settings.run.steps });
+            }
+            None => {}
+        }
+    }
+
     /// Every version whose bytes are there or can be made again, oldest first, each once. A `policy/` that is not, to
     /// the bit, a version of the ledger is left out.
     ///
@@ -103,9 +167,7 @@ impl LeftRun {
     pub fn held(&self) -> Result<Vec<HeldVersion>> {
         let mut held = Vec::new();
         if let Some(dir) = self.policy() {
-            let found = verify(&dir, &self.ledger(), None)?;
-            let is_whole = found.is_equal() && found.converted_tensors == 0;
-            let version = if is_whole { Some(found.version) } else { found.equal_version };
+            let version = stored_version(&dir, &self.ledger())?;
             held.extend(version.map(|version| HeldVersion { version, place: Place::Policy(dir) }));
         }
         held.extend(self.checkpoints()?);
@@ -120,33 +182,132 @@ impl LeftRun {
     /// The tensors of a held version.
     ///
     /// # Errors
-    /// If a file is damaged or missing, or the ledger does not have the version.
+    /// If a file is damaged or missing. For a version that has to be made again under an unknown precision map
+    /// ([`LeftRun::unknown_map`]): if the ledger does not have all of its tensors.
     pub fn tensors(&self, held: &HeldVersion) -> Result<Snapshot> {
-        let recorded = LedgerFile::find(&self.ledger(), held.version)?;
         match &held.place {
             Place::Policy(dir) => Ok(Checkpoint::open(dir)?.snapshot_as_stored(held.version)?),
             Place::Model(dir) => {
                 let model = Checkpoint::open(dir)?;
-                Ok(rebuild(model.network(), &recorded, &model)?)
+                Ok(self.rebuilt(model.network(), held.version, &model)?.snapshot)
             }
-            Place::Checkpoint(saved) => {
-                let masters = saved.trainer_dir()?.join("masters.safetensors");
-                let dir = self.model.clone().unwrap_or_else(|| self.out.policy());
-                let config = HuggingFaceConfig::read(&dir).map_err(miles_core::Error::from)?;
-                let network = Arc::new(Network::new(config.model()));
-                let source = StoredMasters::open(&network, &masters)?;
-                Ok(rebuild(&network, &recorded, &source)?)
-            }
+            Place::Checkpoint(saved) => Ok(self.from_masters(saved, held.version)?.snapshot),
         }
     }
 
     /// Compares a held version with the ledger.
     ///
     /// # Errors
-    /// As [`LeftRun::tensors`].
-    pub fn verify(&self, held: &HeldVersion) -> Result<Vec<Finding>> {
-        let snapshot = self.tensors(held)?;
-        Ok(verify_snapshot(&snapshot, &LedgerFile::find(&self.ledger(), held.version)?))
+    /// As [`LeftRun::tensors`]; also if the ledger cannot be trusted. That it does not have the version is a finding.
+    pub fn verify(&self, held: &HeldVersion) -> Result<Vec<RunFinding>> {
+        let recorded = match LedgerFile::find(&self.ledger(), held.version) {
+            Ok(recorded) => recorded,
+            Err(PolicyError::UnknownVersion { version, .. }) => {
+                let (witness, ledger) = (Witness::File(held.place.path()), self.ledger());
+                return Ok(vec![RunFinding::NoVersion { witness, version, ledger }]);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let findings = match &held.place {
+            Place::Policy(_) => verify_snapshot(&self.tensors(held)?, &recorded),
+            Place::Model(dir) => {
+                let model = Checkpoint::open(dir)?;
+                verify_rebuilt(&self.rebuilt(model.network(), held.version, &model)?, &recorded)
+            }
+            Place::Checkpoint(saved) => verify_rebuilt(&self.from_masters(saved, held.version)?, &recorded),
+        };
+        Ok(findings.into_iter().map(RunFinding::Ledger).collect())
+    }
+
+    fn from_masters(&self, saved: &SavedLoop, version: PolicyVersion) -> Result<Rebuilt> {
+        let masters = saved.trainer_dir()?.join("masters.safetensors");
+        let known = self.known(std::slice::from_ref(saved))?;
+        let network = match known.network {
+            Some(network) => network,
+            None => network(&self.model.clone().unwrap_or_else(|| self.out.policy()))?,
+        };
+        let source = StoredMasters::open(&network, &masters)?;
+        self.rebuilt(&network, version, &source)
+    }
+
+    /// A version made again under the run's precision map, or under what the ledger tells of it.
+    fn rebuilt(&self, network: &Arc<Network>, version: PolicyVersion, source: &dyn WeightSource) -> Result<Rebuilt> {
+        let left = self.config.as_ref().map(|config| left_config::precision_map(&self.out.config(), config, network));
+        let map = match left.transpose()? {
+            Some(LeftMap::Made(map)) => map,
+            Some(LeftMap::UnknownFormat(_)) | None => {
+                recorded_map(network, &LedgerFile::find(&self.ledger(), version)?)?
+            }
+        };
+        Ok(rebuild(network, &Arc::new(map), version, source)?)
+    }
+
+    /// What is known of the run's policy beside its ledger. Of the two directories that tell the network the exported
+    /// one goes first, unless a checkpoint says that it is not the run's.
+    fn known(&self, saved: &[SavedLoop]) -> Result<Known> {
+        let saved_map = saved.last().map(|saved| saved.state.precision_map);
+        let (mut first, mut why) = (None, "run.toml is missing".to_owned());
+        if let Some(config) = &self.config {
+            why = "neither the exported policy nor the model that the run started from is there".to_owned();
+            for dir in self.policy().into_iter().chain(self.model.clone()) {
+                let network = match network(&dir) {
+                    Ok(network) => network,
+                    Err(error) => {
+                        why = error.to_string();
+                        continue;
+                    }
+                };
+                match left_config::precision_map(&self.out.config(), config, &network)? {
+                    LeftMap::UnknownFormat(error) => why = error,
+                    LeftMap::Made(map) => {
+                        let policy = KnownPolicy::of(&network, &map);
+                        let known = Known { network: Some(network), policy, why: None };
+                        if saved_map.is_none_or(|saved| saved == map.digest()) {
+                            return Ok(known);
+                        }
+                        first.get_or_insert(known);
+                    }
+                }
+            }
+        }
+        if let Some(known) = first {
+            return Ok(known);
+        }
+        let precision_map = saved_map.map_or_else(|| self.exported_map(), |map| Ok(Some(map)))?;
+        Ok(Known { network: None, policy: KnownPolicy { formats: None, precision_map }, why: Some(why) })
+    }
+
+    /// The digest of the precision map that the last export names.
+    fn exported_map(&self) -> Result<Option<Digest>> {
+        let mut newest = None;
+        for recorded in LedgerFile::open(&self.ledger())? {
+            newest = recorded?.export().map(|export| export.precision_map).or(newest);
+        }
+        Ok(newest)
+    }
+}
+
+/// What is known of a run's policy beside its ledger.
+struct Known {
+    network: Option<Arc<Network>>,
+    policy: KnownPolicy,
+    /// Why the precision map is not known.
+    why: Option<String>,
+}
+
+fn network(dir: &Path) -> Result<Arc<Network>> {
+    let config = HuggingFaceConfig::read(dir).map_err(miles_core::Error::from)?;
+    Ok(Arc::new(Network::new(config.model())))
+}
+
+impl Place {
+    /// The file or directory that the bytes come from.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Place::Policy(dir) | Place::Model(dir) => dir.clone(),
+            Place::Checkpoint(saved) => saved.loop_file(),
+        }
     }
 }
 

@@ -11,8 +11,10 @@
 //! ```
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+
+use miles_core::digest::Digest;
 
 use crate::config::ExistingOutput;
 
@@ -48,6 +50,16 @@ pub enum OutputError {
         line: usize,
         /// Cause.
         source: serde_json::Error,
+    },
+    /// A last line of a metrics file without its end: whoever wrote it was stopped while writing.
+    #[error("{}:{line}: the last line is torn after {bytes} bytes", path.display())]
+    TornMetrics {
+        /// File.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Bytes of it that are there.
+        bytes: usize,
     },
     /// A file that is shorter than a checkpoint says.
     #[error("{}: {actual_bytes} bytes, but the checkpoint was saved after {expected_bytes}", path.display())]
@@ -167,6 +179,48 @@ pub(crate) fn truncate(path: &Path, bytes: u64) -> Result<(), OutputError> {
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io(path))
 }
 
+/// The first bytes of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefix {
+    /// Their digest.
+    pub digest: Digest,
+    /// Lines that begin in them.
+    pub lines: usize,
+    /// Bytes up to the end of the last whole line in them.
+    pub whole_bytes: u64,
+}
+
+impl Prefix {
+    /// Reads the first `bytes` bytes of a file, or all of a shorter one.
+    pub(crate) fn of(path: &Path, bytes: u64) -> Result<Self, OutputError> {
+        let mut counted =
+            Counted { input: File::open(path).map_err(io(path))?.take(bytes), read: 0, ends: 0, whole: 0 };
+        let digest = Digest::of_reader(&mut counted).map_err(io(path))?;
+        let Counted { read, ends, whole, .. } = counted;
+        Ok(Prefix { digest, lines: ends + usize::from(read > whole), whole_bytes: whole })
+    }
+}
+
+/// Counts the line ends of what is read through it.
+struct Counted<R> {
+    input: R,
+    read: u64,
+    ends: usize,
+    whole: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.input.read(into)?;
+        for (index, _) in into[..count].iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
+            self.ends += 1;
+            self.whole = self.read + index as u64 + 1;
+        }
+        self.read += count as u64;
+        Ok(count)
+    }
+}
+
 /// Length of a file; 0 when there is none.
 pub(crate) fn length(path: &Path) -> Result<u64, OutputError> {
     match fs::metadata(path) {
@@ -211,6 +265,18 @@ mod tests {
         assert!(!is_resumed && dir.join("metrics.jsonl").exists(), "looking deletes nothing");
         out.claim(false).unwrap();
         assert!(!dir.join("metrics.jsonl").exists() && dir.join("notes.txt").exists());
+    }
+
+    #[test]
+    fn the_first_bytes_of_a_log_are_hashed_and_their_lines_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("log");
+        fs::write(&path, "ab\ncd\nef").unwrap();
+        let expected = [(0, 0, 0), (2, 1, 0), (3, 1, 3), (4, 2, 3), (6, 2, 6), (7, 3, 6), (8, 3, 6), (99, 3, 6)];
+        for (bytes, lines, whole_bytes) in expected {
+            let digest = Digest::of(&b"ab\ncd\nef"[..bytes.min(8)]);
+            assert_eq!(Prefix::of(&path, bytes as u64).unwrap(), Prefix { digest, lines, whole_bytes }, "{bytes}");
+        }
     }
 
     #[test]

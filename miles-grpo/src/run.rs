@@ -9,7 +9,7 @@ use miles_core::precision::PrecisionTable;
 use crate::builder::RunBuilder;
 use crate::checkpoint::{LoopState, save};
 use crate::config::Plan;
-use crate::output::{OutputDir, length};
+use crate::output::{OutputDir, Prefix, length};
 use crate::parts::{Facts, Parts};
 use crate::setup::{Data, Started};
 use crate::stages::{
@@ -196,14 +196,18 @@ impl Run {
 
     fn save(&mut self) -> Result<()> {
         self.ledger.flush().map_err(miles_core::Error::from)?;
+        let (metrics, ledger) = (self.out.metrics(), self.out.ledger());
+        let (metrics_bytes, ledger_bytes) = (self.metrics.bytes()?, length(&ledger)?);
         let state = LoopState {
             steps_done: self.steps_done,
             policy: self.published.stamp(),
             reference: self.facts.reference,
             precision_map: self.facts.map_digest,
             scheduler: self.parts.scheduler.state(),
-            metrics_bytes: self.metrics.bytes()?,
-            ledger_bytes: length(&self.out.ledger())?,
+            metrics_bytes,
+            metrics_digest: Prefix::of(&metrics, metrics_bytes)?.digest,
+            ledger_bytes,
+            ledger_digest: Prefix::of(&ledger, ledger_bytes)?.digest,
             config_digest: self.plan.fingerprint.digest(),
             config: self.plan.fingerprint.clone(),
         };

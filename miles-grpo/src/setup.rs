@@ -5,8 +5,9 @@ use std::sync::Arc;
 use miles_core::checkpoint::Checkpoint;
 use miles_core::format::{FormatId, FormatRule, builtin_rule};
 use miles_core::model::ModelConfig;
+use miles_core::network::Network;
 use miles_core::plugin::{Backend, EngineOptions, RolloutEngine, Support, Trainer, TrainerInputs, TrainerOptions};
-use miles_core::policy::{Ledger, PolicyContext, PolicyStamp, PolicyVersion, Snapshot};
+use miles_core::policy::{KnownPolicy, Ledger, PolicyContext, PolicyStamp, PolicyVersion, Snapshot};
 use miles_core::precision::{PrecisionMap, PrecisionTable, TensorFormat, resolve_with};
 use miles_core::{Error as CoreError, registry};
 
@@ -18,9 +19,9 @@ use crate::output::{OutputDir, truncate, write_whole};
 use crate::parts::{Facts, Parts};
 use crate::run::Run;
 use crate::stages::publish;
-use crate::store;
 use crate::track::MetricsFile;
 use crate::{Error, Result};
+use crate::{run_audit, store};
 
 /// Prompts and the tokenizer that encoded them.
 pub(crate) struct Data {
@@ -38,13 +39,16 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
     let scheduler = scheduler.map_or_else(|| registry::scheduler(&plan.scheduler.name, &plan.scheduler.options), Ok)?;
 
     let checkpoint = Checkpoint::open(&plan.model.dir)?;
-    let map = Arc::new(precision_map(&checkpoint, &plan.precision)?);
+    let map = Arc::new(precision_map(checkpoint.network(), &plan.precision)?);
     let notes = notes(&checkpoint, &map, &plan, &backend)?;
     let data = data(&plan, &checkpoint.network().config)?;
 
     let (out, is_resumed) = OutputDir::inspect(&plan.run.out, plan.run.existing)?;
     let saved = is_resumed.then(|| SavedLoop::newest(&out.checkpoints())).transpose()?;
-    saved.as_ref().map_or(Ok(()), |saved| saved.check_config(&plan.fingerprint))?;
+    if let Some(saved) = &saved {
+        saved.check_config(&plan.fingerprint)?;
+        run_audit::check_saved(&out, saved, &KnownPolicy::of(checkpoint.network(), &map))?;
+    }
     let engine = engine(&plan, &backend, &checkpoint, &map)?;
     let trainer = trainer(&plan, &backend, &checkpoint, &map, &out)?;
 
@@ -115,7 +119,7 @@ fn same(what: &'static str, saved: PolicyStamp, found: PolicyStamp) -> Result<()
 }
 
 /// The precision map; rules may name formats that other crates registered.
-fn precision_map(checkpoint: &Checkpoint, plan: &PrecisionPlan) -> Result<PrecisionMap> {
+pub(crate) fn precision_map(network: &Network, plan: &PrecisionPlan) -> Result<PrecisionMap> {
     let mut registered: Vec<Box<dyn FormatRule>> = Vec::new();
     for rule in &plan.rules {
         if let TensorFormat::Quantized(format) = &rule.format
@@ -125,8 +129,7 @@ fn precision_map(checkpoint: &Checkpoint, plan: &PrecisionPlan) -> Result<Precis
         }
     }
     let formats: Vec<&dyn FormatRule> = registered.iter().map(Box::as_ref).collect();
-    Ok(resolve_with(checkpoint.network(), plan.recipe, &plan.rules, &formats, plan.partition)
-        .map_err(CoreError::from)?)
+    Ok(resolve_with(network, plan.recipe, &plan.rules, &formats, plan.partition).map_err(CoreError::from)?)
 }
 
 /// Refuses what the backend cannot do; tells what a person should know.

@@ -101,7 +101,7 @@ impl ContractSidecar {
             partition: map.plan(),
             layers: inventory.layer_count(),
             quantizer: quantizer.to_owned(),
-            policy: policy_digest(inventory, map.digest(), digests),
+            policy: policy_digest(&map.digest(), inventory.names().zip(digests)),
             tensors: inventory.parameters.iter().zip(map.entries().iter().zip(digests)).map(tensor).collect(),
             beside,
             files,
@@ -145,7 +145,7 @@ impl ContractSidecar {
         };
         agree("precision_map", sidecar.precision_map, map.digest())?;
         let digests: Vec<Digest> = sidecar.tensors.values().map(|tensor| tensor.digest).collect();
-        agree("policy", sidecar.policy, policy_digest(&inventory, map.digest(), &digests))?;
+        agree("policy", sidecar.policy, policy_digest(&map.digest(), inventory.names().zip(&digests)))?;
         Ok(sidecar)
     }
 

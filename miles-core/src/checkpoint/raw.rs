@@ -36,6 +36,13 @@ impl RawTensors {
         self.places.keys().map(String::as_str)
     }
 
+    /// The tensor that holds a byte of the file; `None` for a byte of the header.
+    pub(crate) fn name_at(&self, offset_bytes: u64) -> Option<&str> {
+        let holds = |start: u64, bytes: u64| (start..start.saturating_add(bytes)).contains(&offset_bytes);
+        let tensor = self.file.tensors().iter().find(|tensor| holds(tensor.start, tensor.bytes))?;
+        Some(&tensor.name)
+    }
+
     /// Number type and shape of a tensor.
     pub(crate) fn find(&self, name: &str) -> Option<(Dtype, &[usize])> {
         let tensor = &self.file.tensors()[*self.places.get(name)?];

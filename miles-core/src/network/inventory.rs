@@ -53,4 +53,9 @@ impl Inventory {
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
         (0..self.parameters.len() as u32).map(ParamId)
     }
+
+    /// Every name in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.parameters.iter().map(|parameter| parameter.name.as_str())
+    }
 }

@@ -23,7 +23,9 @@ pub struct ExportEvent {
     pub step: u64,
     /// Policy version.
     pub version: PolicyVersion,
-    /// Policy digest of the version.
+    /// Digest of the precision map.
+    pub precision_map: Digest,
+    /// Policy digest of the version: what the map's digest and the version's tensor digests give.
     pub policy_digest: Digest,
     /// Whether the tensors are the version's own bytes; otherwise codes were dequantized.
     pub as_held: bool,

@@ -24,6 +24,16 @@ pub enum LedgerError {
         /// Cause.
         source: serde_json::Error,
     },
+    /// An event, but not in the bytes that a ledger writes for it.
+    #[error("{}:{line}: not as it was written: byte {byte} of the line differs from what its values are written as", path.display())]
+    Form {
+        /// File.
+        path: PathBuf,
+        /// Line.
+        line: usize,
+        /// First byte of the line that differs, counted from 0.
+        byte: usize,
+    },
     /// A last line without its end: whoever wrote it was stopped while writing.
     #[error("{}:{line}: the last line is torn after {bytes} bytes", path.display())]
     Torn {

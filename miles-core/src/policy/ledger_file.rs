@@ -1,61 +1,26 @@
 //! Reading a ledger file strictly, one version at a time.
 //!
 //! Events of a version follow one another and versions grow, so no more than one version is held. A line that is no
-//! event, a torn last line, a version that goes back and two events that contradict one another are errors that name the
-//! line. The same event twice is not: two hand-offs may record the same quantization.
+//! event or not written as a ledger writes it, a torn last line, a version that goes back and two events that contradict
+//! one another are errors that name the line. The same event twice is not: two hand-offs may record the same quantization.
 
-use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::path::{Component, Path, PathBuf};
+use std::io::{BufRead, BufReader, Read, Take};
+use std::path::{Component, Path};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::export_event::failed;
-use super::{ExportEvent, LedgerError, LedgerEvent, PolicyError, PolicyVersion};
+use super::{ExportEvent, LedgerError, LedgerEvent, PolicyError, PolicyVersion, RecordedVersion};
 use crate::checkpoint::limits::MAX_JSON_BYTES;
-
-/// Everything that a ledger says about one version.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordedVersion {
-    version: PolicyVersion,
-    events: Vec<LedgerEvent>,
-    by_tensor: HashMap<String, (usize, usize)>,
-    export: Option<ExportEvent>,
-}
-
-impl RecordedVersion {
-    /// The version.
-    #[must_use]
-    pub fn version(&self) -> PolicyVersion {
-        self.version
-    }
-
-    /// One event per tensor, in the order in which they were recorded.
-    #[must_use]
-    pub fn events(&self) -> &[LedgerEvent] {
-        &self.events
-    }
-
-    /// The event of a tensor.
-    #[must_use]
-    pub fn event(&self, tensor: &str) -> Option<&LedgerEvent> {
-        self.by_tensor.get(tensor).map(|&(index, _)| &self.events[index])
-    }
-
-    /// The last export of the version, if one was recorded.
-    #[must_use]
-    pub fn export(&self) -> Option<&ExportEvent> {
-        self.export.as_ref()
-    }
-}
 
 /// An open ledger file: iterates over its versions, oldest first. After an error there is nothing more.
 #[derive(Debug)]
 pub struct LedgerFile {
-    path: PathBuf,
-    input: BufReader<File>,
+    path: Arc<Path>,
+    input: BufReader<Take<File>>,
     /// Lines read.
     lines: usize,
     /// The first event of the next version, read already.
@@ -76,16 +41,24 @@ impl LedgerFile {
     /// # Errors
     /// If it cannot be read, or is empty ([`LedgerError::Empty`]).
     pub fn open(path: &Path) -> Result<Self, PolicyError> {
+        Self::open_prefix(path, u64::MAX)
+    }
+
+    /// Opens the first `bytes` bytes of a file: what it was at an earlier time.
+    ///
+    /// # Errors
+    /// As [`LedgerFile::open`]. A file that is shorter is read to its end.
+    pub fn open_prefix(path: &Path, bytes: u64) -> Result<Self, PolicyError> {
         let file = File::open(path).map_err(failed(path))?;
         if file.metadata().map_err(failed(path))?.is_dir() {
             let source = std::io::Error::from(std::io::ErrorKind::IsADirectory);
             return Err(failed(path)(source));
         }
-        let mut input = BufReader::new(file);
+        let mut input = BufReader::new(file.take(bytes));
         if input.fill_buf().map_err(failed(path))?.is_empty() {
             return Err(LedgerError::Empty { path: path.to_owned() }.into());
         }
-        Ok(LedgerFile { path: path.to_owned(), input, lines: 0, ahead: None, newest: None, is_over: false })
+        Ok(LedgerFile { path: path.into(), input, lines: 0, ahead: None, newest: None, is_over: false })
     }
 
     /// What a file says about one version. The file is read up to the version after it.
@@ -96,10 +69,10 @@ impl LedgerFile {
         let mut held = Vec::new();
         for recorded in Self::open(path)? {
             let recorded = recorded?;
-            if recorded.version == version {
+            if recorded.version() == version {
                 return Ok(recorded);
             }
-            held.push(recorded.version.0);
+            held.push(recorded.version().0);
         }
         Err(PolicyError::UnknownVersion { version, held })
     }
@@ -112,10 +85,10 @@ impl LedgerFile {
         let Some(first) = first else { return Ok(None) };
         let version = first.version();
         if let Some(newest) = self.newest.filter(|newest| version <= *newest) {
-            return Err(LedgerError::Order { path: self.path.clone(), line: self.lines, version, newest }.into());
+            return Err(LedgerError::Order { path: self.path.to_path_buf(), line: self.lines, version, newest }.into());
         }
         self.newest = Some(version);
-        let mut recorded = RecordedVersion { version, events: Vec::new(), by_tensor: HashMap::new(), export: None };
+        let mut recorded = RecordedVersion::new(version, Arc::clone(&self.path));
         self.add(&mut recorded, first)?;
         while let Some(line) = self.read_line()? {
             if line.version() != version {
@@ -135,8 +108,8 @@ impl LedgerFile {
     }
 
     fn add_export(&self, recorded: &mut RecordedVersion, event: ExportEvent) -> Result<(), PolicyError> {
-        let (path, line) = (self.path.clone(), self.lines);
-        if recorded.events.is_empty() {
+        let (path, line) = (self.path.to_path_buf(), self.lines);
+        if recorded.events().is_empty() {
             return Err(LedgerError::ExportOnly { path, line, version: event.version }.into());
         }
         let is_below = |name: &str| {
@@ -146,17 +119,15 @@ impl LedgerFile {
         if let Some(file) = event.files.keys().find(|name| !is_below(name)) {
             return Err(LedgerError::ForeignFile { path, line, file: file.clone() }.into());
         }
-        recorded.export = Some(event);
+        recorded.push_export(event, line);
         Ok(())
     }
 
     fn add_event(&self, recorded: &mut RecordedVersion, event: LedgerEvent) -> Result<(), PolicyError> {
-        let Some(&(index, first_line)) = recorded.by_tensor.get(&event.tensor) else {
-            recorded.by_tensor.insert(event.tensor.clone(), (recorded.events.len(), self.lines));
-            recorded.events.push(event);
+        let (Some(first), Some(at)) = (recorded.event(&event.tensor), recorded.line(&event.tensor)) else {
+            recorded.push(event, self.lines);
             return Ok(());
         };
-        let first = &recorded.events[index];
         let source = |event: &LedgerEvent| format!("{} ({})", event.source_digest, event.source_dtype);
         let output = |event: &LedgerEvent| event.output_digest.to_string();
         let format = |event: &LedgerEvent| event.format.clone();
@@ -166,11 +137,14 @@ impl LedgerFile {
             ("output", output(first), output(&event)),
         ];
         match compared.into_iter().find(|(_, first, second)| first != second) {
-            None => Ok(()),
+            None => {
+                recorded.repeat(self.lines);
+                Ok(())
+            }
             Some((what, first, second)) => Err(LedgerError::Contradiction {
-                path: self.path.clone(),
+                path: at.path,
                 line: self.lines,
-                first_line,
+                first_line: at.line,
                 tensor: event.tensor,
                 version: event.version,
                 what,
@@ -189,7 +163,7 @@ impl LedgerFile {
             return Ok(None);
         }
         self.lines += 1;
-        let (path, line) = (self.path.clone(), self.lines);
+        let (path, line) = (self.path.to_path_buf(), self.lines);
         if text.pop_if(|last| *last == b'\n').is_none() {
             return Err(if text.len() as u64 == MAX_JSON_BYTES {
                 LedgerError::LongLine { path, line, limit_bytes: MAX_JSON_BYTES }.into()
@@ -197,7 +171,16 @@ impl LedgerFile {
                 LedgerError::Torn { path, line, bytes: text.len() }.into()
             });
         }
-        Ok(Some(parse(&text).map_err(|source| LedgerError::Line { path, line, source })?))
+        let (parsed, written) = match parse(&text) {
+            Ok(parsed) => parsed,
+            Err(source) => return Err(LedgerError::Line { path, line, source }.into()),
+        };
+        // Whatever reads otherwise than it was written (a carriage return, a key twice, digits in upper case) was changed.
+        if written != text {
+            let byte = written.iter().zip(&text).take_while(|(written, found)| written == found).count();
+            return Err(LedgerError::Form { path, line, byte }.into());
+        }
+        Ok(Some(parsed))
     }
 }
 
@@ -223,15 +206,24 @@ impl Line {
     }
 }
 
-/// A line is an export if it lists files; anything else has to be a quantization.
-fn parse(text: &[u8]) -> Result<Line, serde_json::Error> {
+/// A line, and the bytes that a ledger writes for it. It is an export if it lists files; anything else has to be a
+/// quantization.
+fn parse(text: &[u8]) -> Result<(Line, Vec<u8>), serde_json::Error> {
     #[derive(Deserialize)]
     struct Kind {
         files: Option<IgnoredAny>,
     }
     match serde_json::from_slice::<Kind>(text)?.files {
-        Some(_) => serde_json::from_slice(text).map(Line::Export),
-        None => serde_json::from_slice(text).map(Line::Event),
+        Some(_) => {
+            let event: ExportEvent = serde_json::from_slice(text)?;
+            let written = serde_json::to_vec(&event)?;
+            Ok((Line::Export(event), written))
+        }
+        None => {
+            let event: LedgerEvent = serde_json::from_slice(text)?;
+            let written = serde_json::to_vec(&event)?;
+            Ok((Line::Event(event), written))
+        }
     }
 }
 

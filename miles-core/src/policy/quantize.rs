@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::in_order::in_order;
 use super::make::{Maker, quantized_together};
-use super::{Ledger, LedgerEvent, PolicyTensor, PolicyVersion, Snapshot};
+use super::{Ledger, LedgerEvent, PolicyError, PolicyTensor, PolicyVersion, Snapshot};
 use crate::Result;
 use crate::digest::Digest;
 use crate::network::{Network, ParamId};
@@ -65,16 +65,30 @@ pub fn quantize_policy(
     source: &dyn WeightSource,
     context: PolicyContext<'_>,
 ) -> Result<Snapshot> {
+    let snapshot =
+        quantize_events(network, map, quantizer, source, context, &mut |event| context.ledger.record(event))?;
+    context.ledger.flush()?;
+    Ok(snapshot)
+}
+
+/// As [`quantize_policy`], handing each event to `record` instead of writing it.
+pub(super) fn quantize_events(
+    network: &Arc<Network>,
+    map: &Arc<PrecisionMap>,
+    quantizer: &dyn Quantizer,
+    source: &dyn WeightSource,
+    context: PolicyContext<'_>,
+    record: &mut dyn FnMut(&LedgerEvent) -> Result<(), PolicyError>,
+) -> Result<Snapshot> {
     let maker = Maker { inventory: network, map, quantizer, source };
     let together = network.ids().map(|id| (id, quantized_together(network, map, id)));
     let units: Vec<Vec<ParamId>> = together.filter(|(id, all)| all[0] == *id).map(|(_, all)| all).collect();
     let made = in_order(units.len(), quantizer.concurrency(), |unit| make_and_hash(&maker, &units[unit]))?;
     let mut all: Vec<Option<(Arc<PolicyTensor>, Digest)>> = network.ids().map(|_| None).collect();
     for (&id, new) in units.iter().flatten().zip(made.into_iter().flatten()) {
-        context.ledger.record(&event(&maker, id, &new, context))?;
+        record(&event(&maker, id, &new, context))?;
         all[id.index()] = Some((new.tensor, new.digest));
     }
-    context.ledger.flush()?;
     let (tensors, digests) = all.into_iter().flatten().unzip();
     Ok(Snapshot::sealed(context.version, Arc::clone(network), Arc::clone(map), tensors, digests)?)
 }

@@ -2,11 +2,12 @@
 //!
 //! A run keeps the codes of its last version only, but the master weights of others. Quantizing these by the rules gives
 //! the codes of their version again; whether they are what the ledger recorded is for
-//! [`verify_snapshot`](super::verify_snapshot) to say.
+//! [`verify_rebuilt`](super::verify_rebuilt) to say.
 
 use std::sync::Arc;
 
-use super::{Ledger, PolicyContext, PolicyError, RecordedVersion, Snapshot, WeightSource, quantize_policy};
+use super::quantize::quantize_events;
+use super::{Ledger, LedgerEvent, PolicyContext, PolicyError, PolicyVersion, RecordedVersion, Snapshot, WeightSource};
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensors::StateReader;
@@ -16,12 +17,41 @@ use crate::plugin::{Quantizer, Support};
 use crate::precision::{BackwardMode, PartitionPlan, PrecisionEntry, PrecisionMap, TensorFormat};
 use crate::registry;
 
-/// Makes a recorded version again: `source` is quantized into the formats that the ledger has for each tensor, routed
-/// experts whole. A ledger does not record a partition plan, so a cut version is found to differ in its digests.
+/// A version made again, and what its ledger lines would be.
+#[derive(Clone, Debug)]
+pub struct Rebuilt {
+    /// The version.
+    pub snapshot: Snapshot,
+    /// One event per tensor; `run`, `step` and `quantizer` are those of the rebuilding.
+    pub events: Vec<LedgerEvent>,
+}
+
+/// Makes a version again: `source` is quantized into the formats of `map` by the rules of the formats.
 ///
 /// # Errors
-/// If the ledger has no event for a tensor of the network or names an unknown format, and as [`quantize_policy`].
-pub fn rebuild(network: &Arc<Network>, recorded: &RecordedVersion, source: &dyn WeightSource) -> Result<Snapshot> {
+/// As [`quantize_policy`](super::quantize_policy); also when a format has no rule here.
+pub fn rebuild(
+    network: &Arc<Network>,
+    map: &Arc<PrecisionMap>,
+    version: PolicyVersion,
+    source: &dyn WeightSource,
+) -> Result<Rebuilt> {
+    let (ledger, mut events) = (Ledger::discard(), Vec::new());
+    let context = PolicyContext { run: "rebuild", step: 0, version, ledger: &ledger };
+    let snapshot = quantize_events(network, map, &RuleQuantizer, source, context, &mut |event| {
+        events.push(event.clone());
+        Ok(())
+    })?;
+    Ok(Rebuilt { snapshot, events })
+}
+
+/// The precision map that the lines of a version tell, for a run whose own map is not at hand: the formats are the
+/// recorded ones, routed experts are whole. A ledger does not record a partition plan, so a cut version is found to differ
+/// in its digests.
+///
+/// # Errors
+/// If the ledger has no event for a tensor of the network or names a format that cannot be.
+pub fn recorded_map(network: &Network, recorded: &RecordedVersion) -> Result<PrecisionMap> {
     let mismatch = |tensor: &str, why: String| PolicyError::TensorMismatch { tensor: tensor.to_owned(), why };
     let mut entries = Vec::with_capacity(network.parameters.len());
     for parameter in &network.parameters {
@@ -32,10 +62,7 @@ pub fn rebuild(network: &Arc<Network>, recorded: &RecordedVersion, source: &dyn 
         let (backward, partition) = (BackwardMode::HighPrecision, Partition::WHOLE);
         entries.push(PrecisionEntry { format, backward, partition, rule: "as recorded".to_owned() });
     }
-    let map = Arc::new(PrecisionMap::seal("as-recorded".to_owned(), network, entries, PartitionPlan::WHOLE));
-    let ledger = Ledger::discard();
-    let context = PolicyContext { run: "rebuild", step: 0, version: recorded.version(), ledger: &ledger };
-    quantize_policy(network, &map, &RuleQuantizer, source, context)
+    Ok(PrecisionMap::seal("as-recorded".to_owned(), network, entries, PartitionPlan::WHOLE))
 }
 
 /// Master weights in a state file, under the names of the network.

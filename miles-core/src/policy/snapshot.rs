@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::PolicyError;
 use crate::digest::Digest;
 use crate::format::QuantizedTensor;
-use crate::network::{Inventory, Network, ParamId};
+use crate::network::{Network, ParamId};
 use crate::precision::PrecisionMap;
 use crate::tensor::DenseTensor;
 
@@ -110,7 +110,7 @@ impl Snapshot {
         digests: Vec<Digest>,
     ) -> Result<Self, PolicyError> {
         check_tensors(&network, &map, &tensors)?;
-        let digest = policy_digest(&network, map.digest(), &digests);
+        let digest = policy_digest(&map.digest(), network.names().zip(&digests));
         Ok(Snapshot { stamp: PolicyStamp { version, digest }, network, map, tensors, digests })
     }
 
@@ -152,12 +152,14 @@ impl Snapshot {
 }
 
 /// Hash over the map's digest and the tensor digests sorted by name; the version number is not part of it.
-pub(crate) fn policy_digest(inventory: &Inventory, map: Digest, digests: &[Digest]) -> Digest {
-    let mut named: Vec<(&str, &Digest)> =
-        inventory.parameters.iter().map(|parameter| parameter.name.as_str()).zip(digests).collect();
+pub(crate) fn policy_digest<'a>(
+    precision_map: &Digest,
+    tensors: impl Iterator<Item = (&'a str, &'a Digest)>,
+) -> Digest {
+    let mut named: Vec<(&str, &Digest)> = tensors.collect();
     named.sort_unstable();
     let mut hasher = blake3::Hasher::new();
-    hasher.update(map.as_bytes());
+    hasher.update(precision_map.as_bytes());
     for (name, digest) in named {
         hasher.update(&(name.len() as u64).to_le_bytes());
         hasher.update(name.as_bytes());

@@ -7,15 +7,19 @@
 //!
 //! The first comparison names tensors; the second covers every other byte that a policy's meaning depends on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::export_event::{entries, failed};
 use super::finding::Finding;
-use super::{ExportEvent, FileDigest, LedgerFile, PolicyError, PolicyVersion, RecordedVersion, Snapshot};
+use super::{
+    ExportEvent, FileDigest, KnownPolicy, LedgerEvent, LedgerFile, LogLine, PolicyError, PolicyVersion, Rebuilt,
+    RecordedVersion, Snapshot, audit_ledger,
+};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::digest::Digest;
+use crate::precision::TensorFormat;
 
 /// What was compared and what differs.
 #[derive(Debug)]
@@ -28,16 +32,27 @@ pub struct Verification {
     pub compared_tensors: usize,
     /// Tensors that the export dequantized, so that only their file's digest could be compared.
     pub converted_tensors: usize,
-    /// Files whose digests were compared; `None` where the ledger has no export event of the version, so that nothing
-    /// but tensors is covered.
+    /// Files whose digests were compared; `None` where the ledger has no export event of the version, which is a finding.
     pub compared_files: Option<usize>,
-    /// Everything that differs; files first, then tensors in the order of the ledger.
+    /// Everything that differs: the ledger's own contradictions, files, then tensors in the order of the ledger.
     pub findings: Vec<Finding>,
     /// The newest version whose tensors are all equal to the stored ones, if it is another one.
     pub equal_version: Option<PolicyVersion>,
 }
 
 impl Verification {
+    fn new(dir: &Path, version: PolicyVersion) -> Self {
+        Verification {
+            dir: dir.to_owned(),
+            version,
+            compared_tensors: 0,
+            converted_tensors: 0,
+            compared_files: None,
+            findings: Vec::new(),
+            equal_version: None,
+        }
+    }
+
     /// Whether at least one tensor was compared and nothing differs.
     #[must_use]
     pub fn is_equal(&self) -> bool {
@@ -45,13 +60,28 @@ impl Verification {
     }
 }
 
-/// Compares a checkpoint directory with what a ledger says about one version: the given one, or the one that was exported
-/// last, or the last one if none was. The whole ledger is read and checked.
+/// Compares a checkpoint directory with what a ledger says about one version (the given one, or the one that was exported
+/// last, or the last one if none was), and the ledger with itself ([`audit_ledger`]).
 ///
 /// # Errors
 /// If `dir` is no directory, the ledger cannot be trusted, or does not hold the version. What is wrong with the
-/// directory is not an error but a [`Finding`].
+/// directory, or with a value of the ledger, is not an error but a [`Finding`].
 pub fn verify(dir: &Path, ledger: &Path, version: Option<PolicyVersion>) -> Result<Verification, PolicyError> {
+    let mut found = verify_directory(dir, ledger, version)?;
+    let mut findings = audit_ledger(ledger, u64::MAX, &KnownPolicy::default())?.findings;
+    findings.append(&mut found.findings);
+    Ok(Verification { findings, ..found })
+}
+
+/// As [`verify()`], without the comparison of the ledger with itself.
+///
+/// # Errors
+/// As [`verify()`].
+pub fn verify_directory(
+    dir: &Path,
+    ledger: &Path,
+    version: Option<PolicyVersion>,
+) -> Result<Verification, PolicyError> {
     fs::read_dir(dir).map_err(failed(dir))?;
     let stored = stored_tensors(dir);
     let (mut chosen, mut equal_version, mut held) = (None::<RecordedVersion>, None, Vec::new());
@@ -73,23 +103,37 @@ pub fn verify(dir: &Path, ledger: &Path, version: Option<PolicyVersion>) -> Resu
     let Some(recorded) = chosen else {
         return Err(PolicyError::UnknownVersion { version: version.unwrap_or(PolicyVersion(0)), held });
     };
-    let mut verification = Verification {
-        dir: dir.to_owned(),
-        version: recorded.version(),
-        compared_tensors: 0,
-        converted_tensors: 0,
-        compared_files: None,
-        findings: Vec::new(),
-        equal_version: equal_version.filter(|version| *version != recorded.version()),
-    };
-    if let Some(export) = recorded.export() {
-        verification.compared_files = Some(compare_files(dir, export, &mut verification.findings)?);
+    let equal_version = equal_version.filter(|version| *version != recorded.version());
+    let mut verification = Verification { equal_version, ..Verification::new(dir, recorded.version()) };
+    match recorded.exports().next_back() {
+        Some((export, at)) => {
+            verification.compared_files = Some(compare_files(dir, export, &at, &mut verification.findings)?);
+        }
+        None => {
+            let (dir, [_, at], version) = (dir.to_owned(), recorded.extent(), recorded.version());
+            verification.findings.push(Finding::Unexported { dir, at, version });
+        }
     }
     match stored {
         Ok(stored) => compare_tensors(stored, &recorded, &mut verification),
         Err(error) => verification.findings.push(Finding::Unopened { error }),
     }
     Ok(verification)
+}
+
+/// The newest version of a ledger whose tensors are exactly those of a checkpoint directory; `None` also for a directory
+/// that is no checkpoint.
+///
+/// # Errors
+/// If the ledger cannot be read or trusted.
+pub fn stored_version(dir: &Path, ledger: &Path) -> Result<Option<PolicyVersion>, PolicyError> {
+    let Ok(stored) = stored_tensors(dir) else { return Ok(None) };
+    let mut newest = None;
+    for recorded in LedgerFile::open(ledger)? {
+        let recorded = recorded?;
+        newest = if holds(&stored, &recorded) { Some(recorded.version()) } else { newest };
+    }
+    Ok(newest)
 }
 
 /// Compares a policy version in memory with what a ledger says about it. Findings are in the order of the ledger.
@@ -100,17 +144,32 @@ pub fn verify_snapshot(snapshot: &Snapshot, recorded: &RecordedVersion) -> Vec<F
         let name = network.parameter(id).name.clone();
         (name, Ok(Stored { format: map.entry(id).format.to_string(), digest: snapshot.tensor_digest(id) }))
     });
-    let mut verification = Verification {
-        dir: PathBuf::new(),
-        version: recorded.version(),
-        compared_tensors: 0,
-        converted_tensors: 0,
-        compared_files: None,
-        findings: Vec::new(),
-        equal_version: None,
-    };
+    let mut verification = Verification::new(Path::new(""), recorded.version());
     compare_tensors(made.collect(), recorded, &mut verification);
     verification.findings
+}
+
+/// Compares a version that was made again with what a ledger says about it: as [`verify_snapshot`], and the values that
+/// were quantized too.
+#[must_use]
+pub fn verify_rebuilt(rebuilt: &Rebuilt, recorded: &RecordedVersion) -> Vec<Finding> {
+    let mut findings = verify_snapshot(&rebuilt.snapshot, recorded);
+    let sources: HashMap<&str, &LedgerEvent> =
+        rebuilt.events.iter().map(|event| (event.tensor.as_str(), event)).collect();
+    for (event, at) in recorded.lines() {
+        let Some(made) = sources.get(event.tensor.as_str()) else { continue };
+        if made.source_digest != event.source_digest {
+            findings.push(Finding::Field {
+                at,
+                tensor: Some(event.tensor.clone()),
+                field: "source_digest",
+                recorded: event.source_digest.to_string(),
+                expected: made.source_digest.to_string(),
+                because: "the master weights have that BF16 rounding",
+            });
+        }
+    }
+    findings
 }
 
 /// A tensor as it is stored.
@@ -142,43 +201,64 @@ fn holds(stored: &StoredTensors, recorded: &RecordedVersion) -> bool {
 }
 
 fn compare_tensors(mut stored: StoredTensors, recorded: &RecordedVersion, into: &mut Verification) {
-    let is_converted = recorded.export().is_some_and(|export| !export.as_held);
-    for event in recorded.events() {
+    let export = recorded.exports().next_back();
+    let is_converted = export.as_ref().is_some_and(|(export, _)| !export.as_held);
+    let mut codes = 0;
+    for (event, at) in recorded.lines() {
         let tensor = event.tensor.clone();
         match stored.remove(&tensor) {
-            None => into.findings.push(Finding::MissingTensor { tensor }),
-            Some(Err(error)) => into.findings.push(Finding::UnreadTensor { tensor, error }),
+            None => into.findings.push(Finding::MissingTensor { tensor, at }),
+            Some(Err(error)) => into.findings.push(Finding::UnreadTensor { tensor, at, error }),
             Some(Ok(found)) if found.format != event.format && is_converted => into.converted_tensors += 1,
             Some(Ok(found)) if found.format != event.format => {
                 into.compared_tensors += 1;
-                into.findings.push(Finding::Format { tensor, recorded: event.format.clone(), found: found.format });
+                let (recorded, found) = (event.format.clone(), found.format);
+                into.findings.push(Finding::Format { tensor, at, recorded, found });
             }
             Some(Ok(found)) => {
                 into.compared_tensors += 1;
+                codes += usize::from(matches!(found.format.parse(), Ok(TensorFormat::Quantized(_))));
                 if found.digest != event.output_digest {
                     let (recorded, found) = (event.output_digest, found.digest);
-                    into.findings.push(Finding::Tensor { tensor, recorded, found });
+                    into.findings.push(Finding::Tensor { tensor, at, recorded, found });
                 }
             }
         }
     }
-    into.findings.extend(stored.into_keys().map(|tensor| Finding::UnrecordedTensor { tensor }));
+    let within = recorded.extent();
+    let unrecorded = stored.into_keys().map(|tensor| Finding::UnrecordedTensor { tensor, within: within.clone() });
+    into.findings.extend(unrecorded);
+    if let Some((_, at)) = export.filter(|_| is_converted && codes > 0) {
+        into.findings.push(Finding::Field {
+            at,
+            tensor: None,
+            field: "as_held",
+            recorded: false.to_string(),
+            expected: true.to_string(),
+            because: "the directory holds codes",
+        });
+    }
 }
 
 /// Number of files compared.
-fn compare_files(dir: &Path, export: &ExportEvent, findings: &mut Vec<Finding>) -> Result<usize, PolicyError> {
+fn compare_files(
+    dir: &Path,
+    export: &ExportEvent,
+    at: &LogLine,
+    findings: &mut Vec<Finding>,
+) -> Result<usize, PolicyError> {
     for (file, recorded) in &export.files {
         let path = dir.join(file);
         if !path.is_file() {
-            findings.push(Finding::MissingFile { file: file.clone() });
+            findings.push(Finding::MissingFile { file: file.clone(), at: at.clone() });
             continue;
         }
-        let (found, file) = (FileDigest::of(&path)?, file.clone());
+        let (found, file, at) = (FileDigest::of(&path)?, file.clone(), at.clone());
         if found != *recorded {
-            findings.push(Finding::File { file, recorded: *recorded, found });
+            findings.push(Finding::File { file, at, recorded: *recorded, found });
         }
     }
     let unrecorded = entries(dir)?.into_iter().filter(|(name, ..)| !export.files.contains_key(name));
-    findings.extend(unrecorded.map(|(file, ..)| Finding::UnrecordedFile { file }));
+    findings.extend(unrecorded.map(|(file, ..)| Finding::UnrecordedFile { file, at: at.clone() }));
     Ok(export.files.len())
 }

@@ -86,6 +86,7 @@ impl Exported {
                 run: "tiny".to_owned(),
                 step: 0,
                 version: stamp.version,
+                precision_map: snapshots[1].map().digest(),
                 policy_digest: stamp.digest,
                 as_held: options.form == StoredForm::AsHeld,
                 files: FileDigest::of_directory(&policy).unwrap(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use miles_core::checkpoint::WriteOptions;
 use miles_core::format::FormatId;
-use miles_core::policy::{Finding, verify};
+use miles_core::policy::{Finding, PolicyVersion, verify, verify_directory};
 use safetensors::SafeTensors;
 
 use crate::exported::Exported;
@@ -43,7 +43,7 @@ fn flip_bytes(
         let bit = 1 << (offset * 5 % 8);
         bytes[offset] ^= bit;
         fs::write(&path, &bytes).unwrap();
-        let verification = verify(&exported.policy(), &exported.ledger(), None).unwrap();
+        let verification = verify_directory(&exported.policy(), &exported.ledger(), None).unwrap();
         assert!(!verification.is_equal(), "{file}: the flip of bit {bit:#x} at byte {offset} was not found");
         check(offset, &original, &verification.findings);
         bytes[offset] ^= bit;
@@ -115,13 +115,19 @@ fn a_flipped_bit_in_the_index_or_any_shard_is_found_and_named() {
     }
 }
 
-/// A ledger without an export event (an older one) still covers every byte of every tensor, and says that it covers no
-/// more.
+/// A ledger without an export event still covers every byte of every tensor. That it covers no more is a finding: else
+/// taking the event away would be a way to have files changed unnoticed.
 #[test]
 fn without_an_export_event_a_flip_in_a_tensor_is_still_found() {
     let exported = Exported::with(Some(FormatId::nvfp4()), &WriteOptions::default(), false);
     let whole = verify(&exported.policy(), &exported.ledger(), None).unwrap();
-    assert!(whole.is_equal() && whole.compared_files.is_none());
+    assert!(!whole.is_equal() && whole.compared_files.is_none());
+    assert!(
+        matches!(&whole.findings[..], [Finding::Unexported { dir, version: PolicyVersion(1), .. }] if *dir == exported.policy()),
+        "{:?}",
+        whole.findings
+    );
+    assert!(whole.findings[0].to_string().contains("ledger.jsonl:"), "{}", whole.findings[0]);
     let path = exported.policy().join("model.safetensors");
     let original = fs::read(&path).unwrap();
     let mut flipped = original.clone();

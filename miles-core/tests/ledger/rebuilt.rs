@@ -6,7 +6,9 @@ use std::sync::Arc;
 use miles_core::checkpoint::CheckpointError;
 use miles_core::checkpoint::tensors::StateWriter;
 use miles_core::format::FormatId;
-use miles_core::policy::{Finding, LedgerFile, PolicyVersion, StoredMasters, WeightSource, rebuild, verify_snapshot};
+use miles_core::policy::{
+    Finding, LedgerFile, PolicyVersion, StoredMasters, WeightSource, rebuild, recorded_map, verify_rebuilt,
+};
 
 use crate::exported::{Exported, Values};
 
@@ -27,11 +29,14 @@ fn masters_in_a_state_file_give_the_recorded_version_again() {
         writer.finish().unwrap();
         let masters = StoredMasters::open(&network, &path).unwrap();
         let recorded = |version| LedgerFile::find(&exported.ledger(), PolicyVersion(version)).unwrap();
-        let rebuilt = rebuild(&network, &recorded(1), &masters).unwrap();
-        assert_eq!(verify_snapshot(&rebuilt, &recorded(1)).len(), 0, "{format}");
-        let findings = verify_snapshot(&rebuilt, &recorded(0));
-        assert_eq!(findings.len(), network.parameters.len(), "{format}: the masters are not those of version 0");
-        assert!(findings.iter().all(|finding| matches!(finding, Finding::Tensor { .. })));
+        let map = Arc::new(recorded_map(&network, &recorded(1)).unwrap());
+        let rebuilt = rebuild(&network, &map, PolicyVersion(1), &masters).unwrap();
+        assert_eq!(verify_rebuilt(&rebuilt, &recorded(1)).len(), 0, "{format}");
+        let findings = verify_rebuilt(&rebuilt, &recorded(0));
+        let count = |is: fn(&Finding) -> bool| findings.iter().filter(|finding| is(finding)).count();
+        let all = network.parameters.len();
+        assert_eq!(count(|finding| matches!(finding, Finding::Tensor { .. })), all, "{format}: masters of version 1");
+        assert_eq!(count(|finding| matches!(finding, Finding::Field { field: "source_digest", .. })), all, "{format}");
 
         let mut writer = StateWriter::create(&path, &shapes[..1], &BTreeMap::new()).unwrap();
         source.read(network.ids().next().unwrap(), &mut values).unwrap();

@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one JSON object per step, on the disk before the next step starts.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use miles_core::plugin::StepRecord;
@@ -51,23 +51,40 @@ impl MetricsFile {
 /// Every record of a metrics file.
 ///
 /// # Errors
-/// If the file cannot be read, or a line is not a record; the error names the line.
+/// If the file cannot be read, or a line is torn or not a record; the error names the line.
 pub fn read_metrics(path: &Path) -> Result<Vec<StepRecord>, OutputError> {
-    let text = fs::read_to_string(path).map_err(io(path))?;
+    read_metrics_prefix(path, u64::MAX)
+}
+
+/// Every record in the first `bytes` bytes of a metrics file: what it was at an earlier time.
+///
+/// # Errors
+/// As [`read_metrics`]. A file that is shorter is read to its end.
+pub(crate) fn read_metrics_prefix(path: &Path, bytes: u64) -> Result<Vec<StepRecord>, OutputError> {
+    let mut text = Vec::new();
+    File::open(path).and_then(|file| file.take(bytes).read_to_end(&mut text)).map_err(io(path))?;
     let mut records = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let malformed = |source| OutputError::Metrics { path: path.to_owned(), line: index + 1, source };
-        let mut values: Map<String, Value> = serde_json::from_str(line).map_err(malformed)?;
-        let step = serde_json::from_value(values.shift_remove(STEP).unwrap_or_default()).map_err(malformed)?;
-        records.push(StepRecord { step, values });
+    for (index, line) in text.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        let (path, at) = (path.to_owned(), index + 1);
+        let whole = line.strip_suffix(b"\n");
+        let Some(line) = whole else { return Err(OutputError::TornMetrics { path, line: at, bytes: line.len() }) };
+        records.push(parse(line).map_err(|source| OutputError::Metrics { path, line: at, source })?);
     }
     Ok(records)
+}
+
+fn parse(line: &[u8]) -> Result<StepRecord, serde_json::Error> {
+    let mut values: Map<String, Value> = serde_json::from_slice(line)?;
+    let step = serde_json::from_value(values.shift_remove(STEP).unwrap_or_default())?;
+    Ok(StepRecord { step, values })
 }
 
 const STEP: &str = "step";
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use serde_json::json;
 
@@ -102,5 +119,17 @@ mod tests {
             let error = read_metrics(&path).unwrap_err();
             assert!(matches!(error, OutputError::Metrics { line: 2, .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_torn_last_line_is_named_even_where_it_is_a_whole_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        fs::write(&path, "{\"step\":0}\n{\"step\":1}").unwrap();
+        let error = read_metrics(&path).unwrap_err();
+        assert!(matches!(error, OutputError::TornMetrics { line: 2, bytes: 10, .. }), "{error}");
+        assert!(error.to_string().contains("metrics.jsonl:2: "), "{error}");
+        assert_eq!(read_metrics_prefix(&path, 11).unwrap().len(), 1);
+        assert!(matches!(read_metrics_prefix(&path, 10), Err(OutputError::TornMetrics { line: 1, .. })));
     }
 }

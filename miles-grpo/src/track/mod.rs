@@ -4,5 +4,6 @@ mod jsonl;
 mod progress;
 pub mod report;
 
+pub(crate) use jsonl::read_metrics_prefix;
 pub use jsonl::{MetricsFile, read_metrics};
 pub use progress::Progress;

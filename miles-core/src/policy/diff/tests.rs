@@ -110,3 +110,68 @@ fn ledgers_that_cannot_be_trusted_are_errors_and_not_differences() {
     let PolicyError::Ledger(fault) = &error else { panic!("{error}") };
     assert!(matches!(fault.as_ref(), LedgerError::Torn { line: 4, .. }), "{error}");
 }
+
+fn export(version: u64) -> ExportEvent {
+    let digest = |text: &str| FileDigest { bytes: text.len() as u64, digest: Digest::of(text.as_bytes()) };
+    ExportEvent {
+        run: "test".to_owned(),
+        step: version,
+        version: PolicyVersion(version),
+        precision_map: Digest::of(b"m"),
+        policy_digest: Digest::of(b"p"),
+        as_held: true,
+        files: [("a.json".to_owned(), digest("a")), ("b.json".to_owned(), digest("b"))].into(),
+    }
+}
+
+fn diff_exports(a: &[ExportEvent], b: &[ExportEvent]) -> LedgerDiff {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str, exports: &[ExportEvent]| {
+        let path = write(dir.path(), name, &run());
+        let lines: String =
+            exports.iter().map(|export| format!("{}\n", serde_json::to_string(export).unwrap())).collect();
+        fs::write(&path, fs::read_to_string(&path).unwrap() + &lines).unwrap();
+        path
+    };
+    diff_ledgers(&path("a", a), &path("b", b)).unwrap()
+}
+
+#[test]
+fn equal_tensors_that_were_exported_otherwise_part_at_the_export() {
+    let mut renamed = export(1);
+    (renamed.run, renamed.step) = ("other".to_owned(), 9);
+    let found = diff_exports(&[export(1)], &[renamed]);
+    assert_eq!((found.parting, found.equal_exports, found.equal_versions), (None, 1, 2));
+    type Change = fn(&mut ExportEvent);
+    let changes: [(&str, Change); 6] = [
+        ("`as_held`", |export| export.as_held = false),
+        ("`precision_map`", |export| export.precision_map = Digest::of(b"x")),
+        ("`policy_digest`", |export| export.policy_digest = Digest::of(b"x")),
+        ("file `b.json`", |export| export.files.get_mut("b.json").unwrap().digest = Digest::of(b"x")),
+        ("file `a.json`", |export| drop(export.files.remove("a.json"))),
+        ("file `c.json`", |export| drop(export.files.insert("c.json".to_owned(), export.files["a.json"]))),
+    ];
+    for (word, change) in changes {
+        let mut changed = export(1);
+        change(&mut changed);
+        for [a, b] in [[&export(1), &changed], [&changed, &export(1)]] {
+            let found = diff_exports(std::slice::from_ref(a), std::slice::from_ref(b));
+            let parting = found.parting.unwrap();
+            assert_eq!((parting.version.0, parting.tensor.as_ref(), parting.cause), (1, None, Cause::Export));
+            assert!(parting.to_string().contains(word), "{parting}");
+            assert_eq!((found.equal_versions, found.equal_tensors), (1, 4));
+        }
+    }
+}
+
+#[test]
+fn an_export_of_one_side_only_is_a_difference() {
+    let cause = |a: &[ExportEvent], b: &[ExportEvent]| diff_exports(a, b).parting.map(|parting| parting.cause);
+    let mut other = export(1);
+    other.as_held = false;
+    assert_eq!(cause(&[export(1)], &[]), Some(Cause::ExportOnlyIn(Side::A)));
+    assert_eq!(cause(&[], &[export(1)]), Some(Cause::ExportOnlyIn(Side::B)));
+    assert_eq!(cause(&[export(1), other.clone()], &[export(1)]), Some(Cause::ExportOnlyIn(Side::A)));
+    assert_eq!(cause(&[export(1), other.clone()], &[export(1), other]), None);
+    assert_eq!(cause(&[export(1), export(1)], &[export(1)]), None, "the same line twice says no more");
+}

@@ -25,6 +25,7 @@ fn export(version: u64, file: &str) -> ExportEvent {
         run: "test".to_owned(),
         step: version,
         version: PolicyVersion(version),
+        precision_map: Digest::of(b"m"),
         policy_digest: Digest::of(b"p"),
         as_held: true,
         files: BTreeMap::from([(file.to_owned(), digest)]),
@@ -67,6 +68,58 @@ fn the_same_quantization_twice_is_no_contradiction() {
     other_quantizer.quantizer = "other/1".to_owned();
     let versions = read([text(&event(0, "a")), text(&event(0, "a")), text(&other_quantizer)].concat()).unwrap();
     assert_eq!(versions[0].events(), [event(0, "a")]);
+    assert_eq!(versions[0].repeats().map(|at| at.line).collect::<Vec<_>>(), [2, 3]);
+    let twice = [text(&event(0, "a")), text(&export(0, "f")), text(&export(0, "f")), text(&export(0, "g"))];
+    let versions = read(twice.concat()).unwrap();
+    assert_eq!(versions[0].exports().map(|(_, at)| at.line).collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(versions[0].export(), Some(&export(0, "g")));
+}
+
+#[test]
+fn lines_and_extents_are_those_of_the_file() {
+    let lines = [text(&event(0, "a")), text(&event(1, "a")), text(&event(1, "b")), text(&export(1, "f"))];
+    let versions = read(lines.concat()).unwrap();
+    assert_eq!(versions[1].extent().map(|at| at.line), [2, 3]);
+    assert_eq!(versions[1].line("b").map(|at| at.line), Some(3));
+    assert!(versions[1].line("b").unwrap().to_string().ends_with("ledger.jsonl:3"));
+    assert_eq!(versions[1].line("c"), None);
+}
+
+/// Read leniently, each of these would pass for what was written.
+#[test]
+fn a_line_in_other_bytes_than_a_ledger_writes_is_named() {
+    let (good, exported) = (text(&event(0, "a")), text(&export(0, "f")));
+    let digest = Digest::of(b"f").to_string();
+    let twice = format!("\"f\":{{\"bytes\":2,\"digest\":\"{digest}\"}},\"f\"");
+    let changed = [
+        good.replace('\n', "\r\n"),
+        good.replace("\"step\":0", "\"step\": 0"),
+        good.replace("\"tensor\":\"a\"", "\"tensor\":\"\\u0061\""),
+        good.replace(&Digest::of(b"a").to_string(), &Digest::of(b"a").to_string().to_uppercase()),
+        good.replacen("\"run\":\"test\",\"step\":0", "\"step\":0,\"run\":\"test\"", 1),
+        exported.replace("\"f\"", &twice),
+    ];
+    for changed in changed {
+        let found = error([text(&event(0, "b")), changed.clone()].concat());
+        assert!(matches!(found, LedgerError::Form { line: 2, .. }), "{changed}: {found}");
+        assert!(found.to_string().contains("ledger.jsonl:2: "), "{found}");
+    }
+}
+
+#[test]
+fn the_first_bytes_of_a_ledger_are_read_as_if_there_were_no_more() {
+    let lines = [text(&event(0, "a")), text(&event(1, "a")), "no event".to_owned()].concat();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.jsonl");
+    fs::write(&path, &lines).unwrap();
+    let first = text(&event(0, "a")).len() as u64;
+    let versions = |bytes| LedgerFile::open_prefix(&path, bytes)?.collect::<Result<Vec<_>, _>>();
+    assert_eq!(versions(first).unwrap().len(), 1);
+    assert_eq!(versions(2 * first).unwrap().len(), 2);
+    assert!(
+        matches!(versions(first + 1), Err(PolicyError::Ledger(error)) if matches!(*error, LedgerError::Torn { line: 2, bytes: 1, .. }))
+    );
+    assert!(matches!(versions(0), Err(PolicyError::Ledger(error)) if matches!(*error, LedgerError::Empty { .. })));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 
 use super::{PolicyStore, StoreError};
 use crate::Result;
+use crate::policy::snapshot::policy_digest;
 use crate::policy::{PolicyError, PolicyStamp, PolicyVersion, Snapshot};
 
 /// Recomputes the digest of every tensor, and of the policy, whenever a snapshot passes.
@@ -85,7 +86,7 @@ fn check_seal(snapshot: &Snapshot) -> Result<(), PolicyError> {
         }
         digests.push(found);
     }
-    let digest = crate::policy::snapshot::policy_digest(network, snapshot.map().digest(), &digests);
+    let digest = policy_digest(&snapshot.map().digest(), network.names().zip(&digests));
     let (expected, found) = (snapshot.stamp(), PolicyStamp { digest, ..snapshot.stamp() });
     if found == expected { Ok(()) } else { Err(StoreError::Exchanged { expected, found }.into()) }
 }
