@@ -114,7 +114,7 @@ fn told(found: &Verification, out: &mut dyn Write) -> Verdict {
 
 /// What one argument of `diff` is.
 enum Subject {
-    Run(LeftRun),
+    Run(Box<LeftRun>),
     Ledger(PathBuf),
     Directory(PathBuf),
 }
@@ -122,7 +122,7 @@ enum Subject {
 impl Subject {
     fn of(path: &Path) -> Result<Self, Box<dyn Error>> {
         if is_run(path) {
-            Ok(Subject::Run(LeftRun::open(path)?))
+            Ok(Subject::Run(Box::new(LeftRun::open(path)?)))
         } else if path.join("config.json").is_file() {
             Ok(Subject::Directory(path.to_owned()))
         } else if path.is_file() {

@@ -191,7 +191,7 @@ impl LeftRun {
                 let model = Checkpoint::open(dir)?;
                 Ok(self.rebuilt(model.network(), held.version, &model)?.snapshot)
             }
-            Place::Checkpoint(saved) => Ok(self.from_masters(saved, held.version)?.snapshot),
+            Place::Checkpoint(saved) => Ok(self.remade(saved, held.version)?.snapshot),
         }
     }
 
@@ -214,12 +214,12 @@ impl LeftRun {
                 let model = Checkpoint::open(dir)?;
                 verify_rebuilt(&self.rebuilt(model.network(), held.version, &model)?, &recorded)
             }
-            Place::Checkpoint(saved) => verify_rebuilt(&self.from_masters(saved, held.version)?, &recorded),
+            Place::Checkpoint(saved) => verify_rebuilt(&self.remade(saved, held.version)?, &recorded),
         };
         Ok(findings.into_iter().map(RunFinding::Ledger).collect())
     }
 
-    fn from_masters(&self, saved: &SavedLoop, version: PolicyVersion) -> Result<Rebuilt> {
+    fn remade(&self, saved: &SavedLoop, version: PolicyVersion) -> Result<Rebuilt> {
         let masters = saved.trainer_dir()?.join("masters.safetensors");
         let known = self.known(std::slice::from_ref(saved))?;
         let network = match known.network {

@@ -55,7 +55,7 @@ fn values_are_asked_for_once_each_and_come_back() {
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("a/b/model");
     write_values(&source, &checkpoint.template(), &target, &WriteOptions::default()).unwrap();
-    let mut asked = source.asked.into_inner().unwrap();
+    let mut asked = std::mem::take(&mut *source.asked.lock().unwrap());
     asked.sort_unstable();
     assert_eq!(asked, checkpoint.network().ids().collect::<Vec<_>>());
     let back = open(&target);
