@@ -29,11 +29,6 @@ fn required(report: &Report) {
     }
 }
 
-/// The groups that a defect's case belongs to, so that nothing else has to run.
-fn group(case: &str) -> &str {
-    case.split('/').next().unwrap()
-}
-
 #[test]
 fn the_engines_of_cpu_ref_hold_the_contract_in_every_format() {
     let report = rollout_engines(&backend(2));
@@ -114,7 +109,7 @@ fn the_strategies_of_the_loop_hold_the_contract() {
 fn every_broken_engine_is_caught_by_the_case_of_its_defect() {
     let good = backend(2);
     for &defect in EngineDefect::ALL {
-        let report = rollout_engine_group(&with_broken_engine(&good, defect), group(defect.caught_by()));
+        let report = rollout_engine_group(&with_broken_engine(&good, defect), defect.caught_by());
         let outcome = report.outcome(defect.caught_by());
         assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
     }
@@ -125,7 +120,7 @@ fn every_broken_trainer_is_caught_by_the_case_of_its_defect() {
     let (good, scratch) = (backend(2), tempfile::tempdir().unwrap());
     for &defect in TrainerDefect::ALL {
         let subject = TrainerSubject::new(with_broken_trainer(&good, defect), scratch.path());
-        let report = trainer_group(&subject, group(defect.caught_by()));
+        let report = trainer_group(&subject, defect.caught_by());
         let outcome = report.outcome(defect.caught_by());
         assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
     }

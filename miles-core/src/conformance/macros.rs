@@ -53,7 +53,7 @@ macro_rules! conformance_tests {
     };
     (trainer $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, trainer_group, TRAINER_GROUPS, [
-            recipes, publication, scores, update, resume, refusals
+            recipes, publication, scores, update, optimizer, resume, refusals
         ] }
     };
     (reward: $subject:expr) => {

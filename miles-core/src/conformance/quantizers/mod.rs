@@ -77,7 +77,7 @@ pub fn quantizer_with(quantizer: &dyn Quantizer, rules: &[&dyn FormatRule]) -> R
     run(quantizer, rules, Suite::new(format!("quantizer {}", quantizer.id())))
 }
 
-/// Runs one group of the quantizer suite over the built-in formats.
+/// Runs one group of the quantizer suite, or the one case of that name, over the built-in formats.
 ///
 /// ```
 /// use miles_core::conformance::{self, broken::Broken, quantizer_group};

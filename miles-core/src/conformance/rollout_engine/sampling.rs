@@ -240,4 +240,4 @@ const TOLERANCE: f64 = 1e-4;
 
 /// Room for F32 in any order of sums: some hundred roundings of 6e-8 on values below 10 add up to less, while a wrong
 /// mask, norm, position or head is off by far more.
-const NETWORK_TOLERANCE: f64 = 1e-3;
+pub(in crate::conformance) const NETWORK_TOLERANCE: f64 = 1e-3;

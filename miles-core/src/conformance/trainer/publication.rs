@@ -51,7 +51,7 @@ fn a_later_version_is_that_of_its_masters(bench: &TrainerBench<'_>, family: Fami
 }
 
 /// The values of a version that holds no codes.
-struct Rounded<'a>(&'a Snapshot);
+pub(super) struct Rounded<'a>(pub &'a Snapshot);
 
 impl WeightSource for Rounded<'_> {
     fn read(&self, id: ParamId, into: &mut Vec<f32>) -> Result<()> {
