@@ -76,6 +76,16 @@ impl Suite {
         });
     }
 
+    /// Runs a case of something that a subject need not do: it passes with `None`, and is recorded as unsupported with the
+    /// reason that the subject gives.
+    pub fn optional(&mut self, name: impl Into<String>, check: impl FnOnce() -> Result<Option<String>, Failure>) {
+        self.record(name.into(), || match check() {
+            Ok(None) => Outcome::Passed,
+            Ok(Some(why)) => Outcome::Unsupported { why },
+            Err(Failure(why)) => Outcome::Failed { why },
+        });
+    }
+
     /// The report of all cases that ran.
     #[must_use]
     pub fn finish(self) -> Report {

@@ -19,6 +19,8 @@ defects! {
     TrainerDefect {
         /// O3: publishes its first version from the F32 masters and not from their BF16 rounding.
         PublishesFromF32 => "publication/first",
+        /// Shows the operands of its first version.
+        StaleOperands => "publication/operand",
         /// Leaves the ledger empty.
         SkipsTheLedger => "publication/ledger",
         /// O10: takes batches of any version.
@@ -80,7 +82,8 @@ pub fn with_broken_trainer(backend: &Backend, defect: TrainerDefect) -> Backend 
         };
         let inputs = TrainerInputs { options: options(defect, inputs.options), ..inputs };
         let inner = make(inputs)?;
-        Ok(Box::new(BrokenTrainer { inner, defect, micro_batch_tokens, unrounded, live: None }) as Box<dyn Trainer>)
+        Ok(Box::new(BrokenTrainer { inner, defect, micro_batch_tokens, unrounded, live: None, first: None })
+            as Box<dyn Trainer>)
     };
     Backend { trainer: Arc::new(trainer), ..backend.clone() }
 }
@@ -156,6 +159,7 @@ struct BrokenTrainer {
     micro_batch_tokens: usize,
     unrounded: Option<Unrounded>,
     live: Option<PolicyStamp>,
+    first: Option<Arc<Snapshot>>,
 }
 
 impl BrokenTrainer {
@@ -226,6 +230,7 @@ impl Trainer for BrokenTrainer {
         };
         let published = self.inner.publish(context)?;
         self.live = Some(published.stamp());
+        self.first.get_or_insert_with(|| Arc::clone(&published));
         match &self.unrounded {
             Some(unrounded) if published.stamp().version == PolicyVersion(0) => unrounded.published(&published),
             _ => Ok(published),
@@ -244,7 +249,12 @@ impl Trainer for BrokenTrainer {
     }
 
     fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
-        self.inner.operand(id)
+        match (&self.first, self.inner.operand(id)) {
+            (Some(first), Ok(_)) if self.defect == TrainerDefect::StaleOperands => {
+                Ok(first.tensor(id).as_ref().clone())
+            }
+            (_, shown) => shown,
+        }
     }
 }
 

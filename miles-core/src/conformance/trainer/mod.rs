@@ -1,6 +1,6 @@
 //! The suite for trainers.
 
-mod bench;
+pub(super) mod bench;
 mod optimizer;
 mod publication;
 mod recipes;

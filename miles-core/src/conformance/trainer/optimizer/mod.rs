@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use super::super::fixture::{Family, PolicyGradient, TinyWeights, samples};
 use super::super::{Failure, Suite, Verdict};
-use super::bench::{TrainerBench, publish};
+use super::bench::{TrainerBench, is_of_network, publish};
 use super::publication::Rounded;
 use crate::network::{Network, ParamId, Role};
 use crate::number::bf16;
@@ -94,6 +94,7 @@ fn masters(
 ) -> Result<Vec<Vec<f32>>, Failure> {
     let network = family.network();
     let read = |snapshot: &Snapshot| {
+        is_of_network(snapshot, &network)?;
         let of = |id: ParamId| -> Result<Vec<f32>, Failure> {
             let (values, elements) = (values(&Rounded(snapshot), id)?, network.parameter(id).elements());
             let name = &network.parameter(id).name;
