@@ -29,9 +29,10 @@ fn required(report: &Report) {
     }
 }
 
-/// The groups that a defect's case belongs to, so that nothing else has to run.
-fn group(case: &str) -> &str {
-    case.split('/').next().unwrap()
+/// The case failed, in words: a defect that is wrong in what it answers panics nowhere.
+fn assert_caught(report: &Report, case: &str, defect: &str) {
+    let Some(Outcome::Failed { why }) = report.outcome(case) else { panic!("{defect}\n{report}") };
+    assert!(!why.contains("panicked"), "{defect}: {why}");
 }
 
 #[test]
@@ -114,9 +115,8 @@ fn the_strategies_of_the_loop_hold_the_contract() {
 fn every_broken_engine_is_caught_by_the_case_of_its_defect() {
     let good = backend(2);
     for &defect in EngineDefect::ALL {
-        let report = rollout_engine_group(&with_broken_engine(&good, defect), group(defect.caught_by()));
-        let outcome = report.outcome(defect.caught_by());
-        assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
+        let report = rollout_engine_group(&with_broken_engine(&good, defect), defect.caught_by());
+        assert_caught(&report, defect.caught_by(), &format!("{defect:?}"));
     }
 }
 
@@ -125,9 +125,22 @@ fn every_broken_trainer_is_caught_by_the_case_of_its_defect() {
     let (good, scratch) = (backend(2), tempfile::tempdir().unwrap());
     for &defect in TrainerDefect::ALL {
         let subject = TrainerSubject::new(with_broken_trainer(&good, defect), scratch.path());
-        let report = trainer_group(&subject, group(defect.caught_by()));
-        let outcome = report.outcome(defect.caught_by());
-        assert!(matches!(outcome, Some(Outcome::Failed { .. })), "{defect:?}\n{report}");
+        let report = trainer_group(&subject, defect.caught_by());
+        assert_caught(&report, defect.caught_by(), &format!("{defect:?}"));
+    }
+}
+
+/// Answers that do not fit the request are failures of the cases that look at them, wherever they do, and no panics.
+#[test]
+fn an_engine_whose_answers_do_not_fit_panics_in_no_case() {
+    let good = backend(2);
+    for defect in [EngineDefect::LosesPromptIds, EngineDefect::LosesLogprobs, EngineDefect::LosesCompletions] {
+        let report = rollout_engines(&with_broken_engine(&good, defect));
+        assert!(report.failed().count() > 10, "{defect:?}\n{report}");
+        for case in report.failed() {
+            let Outcome::Failed { why } = &case.outcome else { unreachable!() };
+            assert!(!why.contains("panicked"), "{defect:?}: {}: {why}", case.name);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub fn advantages(advantage: &dyn Advantage) -> Report {
     run(advantage, Suite::new("advantage"))
 }
 
-/// Runs one group of the advantage suite.
+/// Runs one group of the advantage suite, or the one case of that name.
 #[must_use]
 pub fn advantage_group(advantage: &dyn Advantage, group: &str) -> Report {
     run(advantage, Suite::new("advantage").only(group))

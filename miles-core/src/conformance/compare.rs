@@ -10,6 +10,7 @@ pub(super) fn same_tensor(found: &QuantizedTensor, expected: &QuantizedTensor) -
     same("operand", found.operand(), expected.operand())?;
     same("axis", found.axis(), expected.axis())?;
     same("scope", found.scope(), expected.scope())?;
+    same("partition", found.partition(), expected.partition())?;
     same_bytes("codes", found.codes(), expected.codes())?;
     same_scales(found.scales(), expected.scales())?;
     same_floats("outer", found.outer(), expected.outer())?;

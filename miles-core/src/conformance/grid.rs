@@ -91,7 +91,17 @@ impl Grid {
     }
 
     pub fn source(&self, dtype: SourceDtype) -> Result<Source<'_>, Failure> {
-        Ok(Source::new(&self.values, self.rows, self.cols, dtype, Some(TENSOR))?)
+        self.named(dtype, Some(TENSOR))
+    }
+
+    /// The source under another name, or under none.
+    pub fn named<'a>(&'a self, dtype: SourceDtype, name: Option<&'a str>) -> Result<Source<'a>, Failure> {
+        Ok(Source::new(&self.values, self.rows, self.cols, dtype, name)?)
+    }
+
+    /// The two bytes of every value as BF16, as they lie in a checkpoint.
+    pub fn bf16_bytes(&self) -> Vec<[u8; 2]> {
+        self.values.iter().map(|&x| bf16::encode(x).to_le_bytes()).collect()
     }
 
     pub fn quantize(&self, rule: &dyn FormatRule, spec: &QuantizeSpec) -> Result<QuantizedTensor, Failure> {
@@ -130,8 +140,7 @@ pub(super) fn fitting(
 /// `operand-axis-scope`, for case names.
 pub(super) fn spec_name(spec: &QuantizeSpec) -> String {
     let operand = if spec.operand == Operand::Activation { "activation" } else { "weight" };
-    let scope = if spec.scope == ScaleScope::Row { "row" } else { "tensor" };
-    format!("{operand}-{}-{scope}", spec.axis)
+    format!("{operand}-{}-{}", spec.axis, spec.scope)
 }
 
 /// SplitMix64 of a position: well-spread bits that depend on nothing else.

@@ -13,7 +13,7 @@ pub fn losses(loss: &dyn Loss) -> Report {
     run(loss, Suite::new("loss"))
 }
 
-/// Runs one group of the loss suite.
+/// Runs one group of the loss suite, or the one case of that name.
 #[must_use]
 pub fn loss_group(loss: &dyn Loss, group: &str) -> Report {
     run(loss, Suite::new("loss").only(group))

@@ -29,7 +29,8 @@ macro_rules! conformance_tests {
     (quantizer $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, quantizer_group, QUANTIZER_GROUPS, [
             declared, golden_bytes, shapes, large, ties, scales, division, magnitudes, subnormals, zeros,
-            negative_zeros, non_finite, joint, neighbours, repeat, decode, publication
+            negative_zeros, non_finite, joint, scopes, partition, names, neighbours, repeat, threads, decode, extremes,
+            counts, publication
         ] }
     };
     (policy_store: $subject:expr) => {
@@ -53,7 +54,7 @@ macro_rules! conformance_tests {
     };
     (trainer $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, trainer_group, TRAINER_GROUPS, [
-            recipes, publication, scores, update, resume, refusals
+            recipes, publication, scores, update, optimizer, resume, refusals
         ] }
     };
     (reward: $subject:expr) => {

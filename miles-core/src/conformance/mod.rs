@@ -37,6 +37,7 @@ mod grid;
 mod loss;
 mod macros;
 mod observer;
+mod operands;
 mod policy_store;
 mod quantizers;
 mod report;

@@ -19,7 +19,7 @@ pub fn observers(make: &MakeObserver<'_>) -> Report {
     run(make, Suite::new("observer"))
 }
 
-/// Runs one group of the observer suite.
+/// Runs one group of the observer suite, or the one case of that name.
 #[must_use]
 pub fn observer_group(make: &MakeObserver<'_>, group: &str) -> Report {
     run(make, Suite::new("observer").only(group))

@@ -22,7 +22,7 @@ pub fn policy_stores(make: &MakeStore<'_>) -> Report {
     run(make, Suite::new("policy store"))
 }
 
-/// Runs one group of the policy-store suite.
+/// Runs one group of the policy-store suite, or the one case of that name.
 #[must_use]
 pub fn policy_store_group(make: &MakeStore<'_>, group: &str) -> Report {
     run(make, Suite::new("policy store").only(group))

@@ -78,7 +78,7 @@ pub fn rewards(subject: &RewardSubject) -> Report {
     run(subject, Suite::new(format!("reward {}", subject.name)))
 }
 
-/// Runs one group of the reward suite.
+/// Runs one group of the reward suite, or the one case of that name.
 #[must_use]
 pub fn reward_group(subject: &RewardSubject, group: &str) -> Report {
     run(subject, Suite::new(format!("reward {}", subject.name)).only(group))

@@ -18,7 +18,7 @@ pub fn schedulers(make: &MakeScheduler<'_>) -> Report {
     run(make, Suite::new("scheduler"))
 }
 
-/// Runs one group of the scheduler suite.
+/// Runs one group of the scheduler suite, or the one case of that name.
 #[must_use]
 pub fn scheduler_group(make: &MakeScheduler<'_>, group: &str) -> Report {
     run(make, Suite::new("scheduler").only(group))

@@ -20,7 +20,7 @@ use crate::Error;
 /// ```
 pub struct Suite {
     report: Report,
-    group: Option<String>,
+    only: Option<String>,
 }
 
 /// How a case ends: without a word, or with the first thing that is wrong.
@@ -34,19 +34,20 @@ impl Suite {
     /// A suite that runs every case; `subject` names what is tested.
     #[must_use]
     pub fn new(subject: impl Into<String>) -> Self {
-        Suite { report: Report::new(subject), group: None }
+        Suite { report: Report::new(subject), only: None }
     }
 
-    /// The same, limited to the cases of one group: what a name has before its first `/`.
+    /// The same, limited to the cases of one group (what a name has before its first `/`), or to the one case of that name.
     #[must_use]
-    pub fn only(self, group: impl Into<String>) -> Self {
-        Suite { group: Some(group.into()), ..self }
+    pub fn only(self, group_or_case: impl Into<String>) -> Self {
+        Suite { only: Some(group_or_case.into()), ..self }
     }
 
-    /// Whether cases of this group run.
+    /// Whether the case of this name runs.
     #[must_use]
-    pub fn runs(&self, group: &str) -> bool {
-        self.group.as_deref().is_none_or(|only| only == group)
+    pub fn runs(&self, name: &str) -> bool {
+        let of = |only: &str| only == name || Some(only) == name.split('/').next();
+        self.only.as_deref().is_none_or(of)
     }
 
     /// Runs one case, named `group` or `group/detail`. A panic is a failure of this case and of no other.
@@ -75,6 +76,16 @@ impl Suite {
         });
     }
 
+    /// Runs a case of something that a subject need not do: it passes with `None`, and is recorded as unsupported with the
+    /// reason that the subject gives.
+    pub fn optional(&mut self, name: impl Into<String>, check: impl FnOnce() -> Result<Option<String>, Failure>) {
+        self.record(name.into(), || match check() {
+            Ok(None) => Outcome::Passed,
+            Ok(Some(why)) => Outcome::Unsupported { why },
+            Err(Failure(why)) => Outcome::Failed { why },
+        });
+    }
+
     /// The report of all cases that ran.
     #[must_use]
     pub fn finish(self) -> Report {
@@ -82,7 +93,7 @@ impl Suite {
     }
 
     fn record(&mut self, name: String, run: impl FnOnce() -> Outcome) {
-        if !self.runs(name.split('/').next().unwrap_or_default()) {
+        if !self.runs(&name) {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(run))
@@ -161,12 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn one_group_runs_alone() {
-        let mut suite = Suite::new("it").only("a");
-        suite.case("a/1", || Ok(()));
-        suite.case("ab/1", || Ok(()));
-        suite.case("a", || Ok(()));
-        let names: Vec<String> = suite.finish().cases.into_iter().map(|case| case.name).collect();
-        assert_eq!(names, ["a/1", "a"]);
+    fn one_group_or_one_case_runs_alone() {
+        let names = |only: &str| -> Vec<String> {
+            let mut suite = Suite::new("it").only(only);
+            ["a/1", "ab/1", "a", "a/1/x", "a/2"].into_iter().for_each(|name| suite.case(name, || Ok(())));
+            suite.finish().cases.into_iter().map(|case| case.name).collect()
+        };
+        assert_eq!(names("a"), ["a/1", "a", "a/1/x", "a/2"]);
+        assert_eq!(names("a/1"), ["a/1"]);
+        assert!(names("a/").is_empty());
     }
 }

@@ -121,9 +121,21 @@ impl Broken {
         }
     }
 
-    fn quantize_one(&self, source: &Source<'_>, spec: &QuantizeSpec, shared_amax: f32) -> Result<QuantizedTensor> {
+    /// The largest magnitude of each shard over all tensors, which have the layout that `spec` needs.
+    fn shared_amax(sources: &[Source<'_>], spec: &QuantizeSpec) -> Vec<f32> {
+        let mut shared: Vec<f32> = vec![0.0; spec.partition.shards_here()];
+        for source in sources {
+            let (rows, cols) = (source.rows(), source.cols());
+            for (index, x) in source.values().iter().enumerate() {
+                let amax = &mut shared[spec.partition.shard_of(index / cols, index % cols, rows, cols)];
+                *amax = amax.max(x.abs());
+            }
+        }
+        shared
+    }
+
+    fn quantize_one(&self, source: &Source<'_>, spec: &QuantizeSpec, shared_amax: &[f32]) -> Result<QuantizedTensor> {
         let Some(rule) = builtin_rule(&spec.format) else { return Err(self.unsupported("quantize to", &spec.format)) };
-        rule.layout(source.rows(), source.cols(), spec)?;
         let block = walk::Blocks::of(spec).length;
         source.check_finite(spec.non_finite, |row, column| match spec.axis {
             crate::format::Axis::Row => column / block,
@@ -161,11 +173,12 @@ impl Quantizer for Broken {
             }
             .into());
         }
-        let mut shared: f32 = 0.0;
+        let rule = builtin_rule(&spec.format).ok_or_else(|| self.unsupported("quantize to", &spec.format))?;
         for source in sources {
-            shared = source.values().iter().fold(shared, |amax, x| amax.max(x.abs()));
+            rule.layout(source.rows(), source.cols(), spec)?;
         }
-        sources.iter().map(|source| self.quantize_one(source, spec, shared)).collect()
+        let shared = Self::shared_amax(sources, spec);
+        sources.iter().map(|source| self.quantize_one(source, spec, &shared)).collect()
     }
 
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>> {

@@ -2,7 +2,7 @@
 
 use super::Defect;
 use super::steps::{Outer, Scale, Steps};
-use crate::format::{Axis, BlockScales, Operand, QuantizeSpec, QuantizedParts, ScaleScope, Source};
+use crate::format::{Axis, BlockScales, Cut, Operand, QuantizeSpec, QuantizedParts, ScaleScope, Source};
 
 /// The formats that this path knows.
 pub(super) const FORMATS: [&str; 4] = ["nvfp4", "mxfp8", "fp8-block", "fp8-block/power-of-two"];
@@ -24,19 +24,20 @@ impl Blocks {
     }
 }
 
-/// Quantizes line by line. `shared_amax` is that of all tensors of a joint quantization.
+/// Quantizes line by line. `shared_amax` is that of all tensors of a joint quantization, one per shard.
 pub(super) fn quantize(
     steps: &Steps,
     source: &Source<'_>,
     spec: &QuantizeSpec,
-    shared_amax: f32,
+    shared_amax: &[f32],
     staging: &mut Vec<f32>,
 ) -> QuantizedParts {
     let lines = lines_of(source, spec.axis);
     let length = if spec.axis == Axis::Row { source.cols() } else { source.rows() };
     let Blocks { length: block_length, lines: block_lines } = Blocks::of(spec);
     let is_fp4 = spec.format.as_str() == "nvfp4";
-    let outers = outer_scales(steps, &lines, spec, shared_amax);
+    let shards = Shards { spec, rows: source.rows(), cols: source.cols() };
+    let outers = outer_scales(steps, &lines, &shards, shared_amax);
     let block_count = length.div_ceil(block_length);
     let mut codes = vec![Vec::with_capacity(length); lines.len()];
     let mut scales = Vec::new();
@@ -57,7 +58,7 @@ pub(super) fn quantize(
                 amax = others.fold(amax, |amax, line| amax.max(steps.amax(&lines[line][range.clone()])));
             }
             let scale = match spec.format.as_str() {
-                "nvfp4" => steps.nvfp4_scale(amax, &outers[if outers.len() == 1 { 0 } else { first }]),
+                "nvfp4" => steps.nvfp4_scale(amax, &outers[shards.outer_of(first, range.start)]),
                 "mxfp8" => steps.mxfp8_scale(amax),
                 format => steps.fp8_scale(amax, source.dtype(), format.ends_with("power-of-two")),
             };
@@ -101,10 +102,41 @@ fn stage(steps: &Steps, values: &[f32], block_length: usize, staging: &mut Vec<f
     staging[..values.len()].copy_from_slice(values);
 }
 
-fn outer_scales(steps: &Steps, lines: &[Vec<f32>], spec: &QuantizeSpec, shared_amax: f32) -> Vec<Outer> {
-    match (spec.format.as_str(), spec.scope == ScaleScope::Row) {
-        ("nvfp4", true) => lines.iter().map(|line| steps.outer(steps.amax(line))).collect(),
-        ("nvfp4", false) => vec![steps.outer(steps.amax(&[shared_amax]))],
+/// Which outer scale a block has.
+struct Shards<'a> {
+    spec: &'a QuantizeSpec,
+    rows: usize,
+    cols: usize,
+}
+
+impl Shards<'_> {
+    /// Shards that every line runs through; 1 where each line lies in one shard.
+    fn along_a_line(&self) -> usize {
+        let cut_along = if self.spec.axis == Axis::Row { Cut::Cols } else { Cut::Rows };
+        if self.spec.partition.cut() == cut_along { self.spec.partition.shards_here() } else { 1 }
+    }
+
+    /// The outer scale of the block that begins at `position` of a line: of the line's part in its shard, or of the shard.
+    fn outer_of(&self, line: usize, position: usize) -> usize {
+        let (row, col) = if self.spec.axis == Axis::Row { (line, position) } else { (position, line) };
+        let shard = self.spec.partition.shard_of(row, col, self.rows, self.cols);
+        match self.spec.scope {
+            ScaleScope::Row if self.along_a_line() > 1 => line * self.along_a_line() + shard,
+            ScaleScope::Row => line,
+            _ => shard,
+        }
+    }
+}
+
+fn outer_scales(steps: &Steps, lines: &[Vec<f32>], shards: &Shards<'_>, shared_amax: &[f32]) -> Vec<Outer> {
+    let of_line = |line: &Vec<f32>| -> Vec<Outer> {
+        let segments = shards.along_a_line();
+        let length = line.len() / segments;
+        (0..segments).map(|segment| steps.outer(steps.amax(&line[segment * length..][..length]))).collect()
+    };
+    match (shards.spec.format.as_str(), shards.spec.scope == ScaleScope::Row) {
+        ("nvfp4", true) => lines.iter().flat_map(of_line).collect(),
+        ("nvfp4", false) => shared_amax.iter().map(|&amax| steps.outer(steps.amax(&[amax]))).collect(),
         _ => Vec::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! A rollout engine with one defect.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 
@@ -24,6 +24,20 @@ defects! {
         CountsCalls => "sampling/repeatable",
         /// Draws the same for every seed.
         IgnoresTheSeed => "sampling/coordinates",
+        /// Draws the same for seeds, steps and keys whose low 32 bits are the same.
+        CoordinatesIn32Bits => "sampling/coordinates",
+        /// Draws the same for steps whose lowest byte is the same.
+        StepInAByte => "sampling/coordinates",
+        /// O15: a sample depends on the first prompt of a request that has ten or more.
+        CrowdDependent => "sampling/crowd",
+        /// Temperatures below 0.5 are 0.5.
+        ClampsTheTemperature => "sampling/temperature",
+        /// Gives prompts back without their ids.
+        LosesPromptIds => "sampling/shape",
+        /// Gives no logprob for the last token.
+        LosesLogprobs => "sampling/shape",
+        /// Gives the first completion of a prompt alone.
+        LosesCompletions => "sampling/shape",
         /// O14: reports logprobs that are not divided by the temperature.
         UnscaledLogprobs => "sampling/temperature",
         /// Reports logprobs of the distribution that top-k left.
@@ -32,6 +46,8 @@ defects! {
         Probabilities => "sampling/shape",
         /// O10, O11: keeps the first weights and claims the newest.
         KeepsTheOldWeights => "versions/cache",
+        /// Shows the operands of the first version that was loaded.
+        StaleOperands => "versions/operand",
         /// Says that every token is of the version after the live one.
         WrongTokenVersions => "versions/stamp",
         /// O7: a load that fails leaves nothing live.
@@ -75,6 +91,7 @@ pub fn with_broken_engine(backend: &Backend, defect: EngineDefect) -> Backend {
             make: Arc::clone(&make),
             options,
             live: Mutex::new(None),
+            first: OnceLock::new(),
             defect,
             threads,
             vocab_size,
@@ -92,6 +109,7 @@ struct BrokenEngine {
     make: EngineFactory,
     options: EngineOptions,
     live: Mutex<Option<Arc<Snapshot>>>,
+    first: OnceLock<Arc<Snapshot>>,
     defect: EngineDefect,
     threads: Option<usize>,
     vocab_size: u32,
@@ -111,6 +129,7 @@ impl RolloutEngine for BrokenEngine {
         }
         match (self.inner.load(Arc::clone(&snapshot)).await, self.defect) {
             (Ok(()), _) => {
+                self.first.get_or_init(|| Arc::clone(&snapshot));
                 *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
                 Ok(())
             }
@@ -162,7 +181,10 @@ impl RolloutEngine for BrokenEngine {
     }
 
     fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
-        self.inner.operand(id)
+        match self.first.get() {
+            Some(first) if self.defect == EngineDefect::StaleOperands => Ok(first.tensor(id).as_ref().clone()),
+            _ => self.inner.operand(id),
+        }
     }
 }
 
@@ -174,6 +196,15 @@ impl BrokenEngine {
             EngineDefect::ThreadDependent => changed.seed ^= self.threads.unwrap_or(1) as u64,
             EngineDefect::CountsCalls => changed.seed ^= call,
             EngineDefect::IgnoresTheSeed => changed.seed = 0,
+            EngineDefect::CoordinatesIn32Bits => {
+                (changed.seed, changed.step) = (u64::from(changed.seed as u32), u64::from(changed.step as u32));
+                changed.prompts.iter_mut().for_each(|prompt| prompt.key = u64::from(prompt.key as u32));
+            }
+            EngineDefect::StepInAByte => changed.step &= 0xFF,
+            EngineDefect::CrowdDependent if request.prompts.len() >= 10 => changed.seed ^= request.prompts[0].key,
+            EngineDefect::ClampsTheTemperature if changed.sampling.temperature > 0.0 => {
+                changed.sampling.temperature = changed.sampling.temperature.max(0.5);
+            }
             EngineDefect::OneEosId => changed.sampling.eos_token_ids.truncate(1),
             EngineDefect::WrapsTokenIds => {
                 let ids = changed.prompts.iter_mut().flat_map(|prompt| &mut prompt.tokens);
@@ -203,6 +234,18 @@ impl BrokenEngine {
         if self.defect == EngineDefect::DropsEmptyGroups {
             rollout.groups.retain(|group| !group.completions.is_empty());
         }
+        let groups = rollout.groups.iter_mut();
+        match self.defect {
+            EngineDefect::LosesPromptIds => groups.for_each(|group| group.prompt_tokens.clear()),
+            EngineDefect::LosesCompletions => groups.for_each(|group| group.completions.truncate(1)),
+            EngineDefect::CoordinatesIn32Bits => {
+                groups.zip(&request.prompts).for_each(|(group, prompt)| group.key = prompt.key);
+            }
+            EngineDefect::ClampsTheTemperature if request.sampling.temperature > 0.0 => {
+                rollout.logprob_temperature = request.sampling.temperature;
+            }
+            _ => {}
+        }
         let claimed = *self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(claimed) = claimed {
             (rollout.stamp, rollout.stamps) = (claimed, vec![claimed]);
@@ -218,6 +261,7 @@ impl BrokenEngine {
                 EngineDefect::UnscaledLogprobs if request.sampling.temperature > 0.0 => {
                     logprobs.for_each(|logprob| *logprob *= request.sampling.temperature);
                 }
+                EngineDefect::LosesLogprobs => drop(completion.logprobs.pop()),
                 EngineDefect::TruncatedLogprobs if request.sampling.top_k == 1 => completion.logprobs.fill(0.0),
                 EngineDefect::Probabilities => logprobs.for_each(|logprob| *logprob = logprob.exp()),
                 _ => {}

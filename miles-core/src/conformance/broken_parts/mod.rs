@@ -1,8 +1,9 @@
 //! Parts with one defect each, to test the suites with: every defect has a name, and the case that catches it.
 //!
-//! Engines, trainers, rewards and schedulers are wrappers around a good one, so that nothing but the defect differs.
+//! Quantizers, engines, trainers, rewards and schedulers are wrappers around a good one, so that nothing but the defect differs.
 
 mod engine;
+mod quantizer;
 mod reward;
 mod scheduler;
 mod store;
@@ -10,6 +11,7 @@ mod swaps;
 mod trainer;
 
 pub use engine::{EngineDefect, with_broken_engine};
+pub use quantizer::{BrokenQuantizer, QuantizerDefect};
 pub use reward::{BrokenReward, RewardDefect};
 pub use scheduler::{BrokenScheduler, SchedulerDefect};
 pub use store::{BrokenStore, StoreDefect};

@@ -9,7 +9,7 @@ use crate::format::{QuantizeSpec, Source, SourceDtype};
 use crate::network::{Network, ParamId};
 use crate::plugin::{
     Backend, BatchTotals, Loss, LossInput, LossTerms, Quantizer, SampleScores, ScoredPolicy, TrainBatch, Trainer,
-    TrainerInputs, UpdateReport,
+    TrainerInputs, TrainerOptions, UpdateReport,
 };
 use crate::policy::{Ledger, PolicyContext, PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 use crate::precision::{Recipe, TensorFormat, resolve};
@@ -19,6 +19,8 @@ defects! {
     TrainerDefect {
         /// O3: publishes its first version from the F32 masters and not from their BF16 rounding.
         PublishesFromF32 => "publication/first",
+        /// Shows the operands of its first version.
+        StaleOperands => "publication/operand",
         /// Leaves the ledger empty.
         SkipsTheLedger => "publication/ledger",
         /// O10: takes batches of any version.
@@ -41,6 +43,24 @@ defects! {
         OneUlpOff => "scores/engine",
         /// O15: logprobs depend on the number of samples.
         BatchDependent => "scores/batch",
+        /// Logprobs are one unit in the last place off from the thirteenth token of a completion on.
+        OneUlpOffLate => "scores/engine",
+        /// Entropies are one percent high.
+        EntropiesOnePercentHigh => "scores/entropy",
+        /// The learning rate is one percent high.
+        RateOnePercentHigh => "optimizer/rate",
+        /// The decay of the second moment is that of the first, and the other way round.
+        SwapsTheBetas => "optimizer/moments",
+        /// `eps` is one percent high.
+        EpsOnePercentHigh => "optimizer/norms",
+        /// Clips no gradient.
+        IgnoresTheLimit => "optimizer/clip",
+        /// Weights do not decay.
+        IgnoresTheDecay => "optimizer/decay",
+        /// Trains routers that are to stay as they are.
+        TrainsEveryRouter => "optimizer/router",
+        /// Gradients, and with them their norms, are half of what they are.
+        HalvesTheGradient => "optimizer/gradient",
         /// Trains in BF16 where it does not do a format.
         TrainsInBf16 => "recipes/conformance-undeclared",
     }
@@ -60,10 +80,26 @@ pub fn with_broken_trainer(backend: &Backend, defect: TrainerDefect) -> Backend 
             TrainerDefect::TrainsInBf16 => in_bf16_where_unsupported(inputs)?,
             _ => inputs,
         };
+        let inputs = TrainerInputs { options: options(defect, inputs.options), ..inputs };
         let inner = make(inputs)?;
-        Ok(Box::new(BrokenTrainer { inner, defect, micro_batch_tokens, unrounded, live: None }) as Box<dyn Trainer>)
+        Ok(Box::new(BrokenTrainer { inner, defect, micro_batch_tokens, unrounded, live: None, first: None })
+            as Box<dyn Trainer>)
     };
     Backend { trainer: Arc::new(trainer), ..backend.clone() }
+}
+
+/// The options that a trainer with a defect works with.
+fn options(defect: TrainerDefect, mut options: TrainerOptions) -> TrainerOptions {
+    let rule = &mut options.optimizer;
+    match defect {
+        TrainerDefect::SwapsTheBetas => std::mem::swap(&mut rule.beta1, &mut rule.beta2),
+        TrainerDefect::EpsOnePercentHigh => rule.eps *= 1.01,
+        TrainerDefect::IgnoresTheDecay => rule.weight_decay = 0.0,
+        TrainerDefect::IgnoresTheLimit => options.max_grad_norm = None,
+        TrainerDefect::TrainsEveryRouter => options.train_router = true,
+        _ => {}
+    }
+    options
 }
 
 /// The same inputs with the BF16 recipe in place of a map that the quantizer does not do.
@@ -123,6 +159,7 @@ struct BrokenTrainer {
     micro_batch_tokens: usize,
     unrounded: Option<Unrounded>,
     live: Option<PolicyStamp>,
+    first: Option<Arc<Snapshot>>,
 }
 
 impl BrokenTrainer {
@@ -151,13 +188,21 @@ impl Trainer for BrokenTrainer {
             }
             _ => self.inner.score(policy, batch)?,
         };
-        let off = match self.defect {
-            TrainerDefect::OneUlpOff => 1,
-            TrainerDefect::BatchDependent => batch.samples().len() as u32,
-            _ => 0,
+        let (off, from) = match self.defect {
+            TrainerDefect::OneUlpOff => (1, 0),
+            TrainerDefect::OneUlpOffLate => (1, 12),
+            TrainerDefect::BatchDependent => (batch.samples().len() as u32, 0),
+            _ => (0, 0),
         };
-        for logprob in scores.iter_mut().flat_map(|scores| &mut scores.logprobs) {
-            *logprob = f32::from_bits(logprob.to_bits() + off);
+        for scores in &mut scores {
+            scores
+                .logprobs
+                .iter_mut()
+                .skip(from)
+                .for_each(|logprob| *logprob = f32::from_bits(logprob.to_bits() + off));
+            if self.defect == TrainerDefect::EntropiesOnePercentHigh {
+                scores.entropies.iter_mut().for_each(|entropy| *entropy *= 1.01);
+            }
         }
         Ok(scores)
     }
@@ -167,7 +212,8 @@ impl Trainer for BrokenTrainer {
         let micro_batches = tokens.div_ceil(self.micro_batch_tokens);
         let broken = BrokenLoss { inner: loss, defect: self.defect, micro_batches };
         let restamped = if self.restamps() { Some(self.restamped(batch)?) } else { None };
-        let report = self.inner.update(restamped.as_ref().unwrap_or(batch), &broken, learning_rate)?;
+        let rate = if self.defect == TrainerDefect::RateOnePercentHigh { 1.01 } else { 1.0 };
+        let report = self.inner.update(restamped.as_ref().unwrap_or(batch), &broken, learning_rate * rate)?;
         if self.defect == TrainerDefect::RunsUnpublished {
             let (ledger, version) = (Ledger::discard(), PolicyVersion(u64::MAX));
             let hidden = self.inner.publish(PolicyContext { run: "", step: 0, version, ledger: &ledger })?;
@@ -184,6 +230,7 @@ impl Trainer for BrokenTrainer {
         };
         let published = self.inner.publish(context)?;
         self.live = Some(published.stamp());
+        self.first.get_or_insert_with(|| Arc::clone(&published));
         match &self.unrounded {
             Some(unrounded) if published.stamp().version == PolicyVersion(0) => unrounded.published(&published),
             _ => Ok(published),
@@ -202,7 +249,12 @@ impl Trainer for BrokenTrainer {
     }
 
     fn operand(&self, id: ParamId) -> Result<PolicyTensor> {
-        self.inner.operand(id)
+        match (&self.first, self.inner.operand(id)) {
+            (Some(first), Ok(_)) if self.defect == TrainerDefect::StaleOperands => {
+                Ok(first.tensor(id).as_ref().clone())
+            }
+            (_, shown) => shown,
+        }
     }
 }
 
@@ -223,6 +275,7 @@ impl Loss for BrokenLoss<'_> {
         for slope in gradient.iter_mut() {
             match self.defect {
                 TrainerDefect::Ascends => *slope = -*slope,
+                TrainerDefect::HalvesTheGradient => *slope /= 2.0,
                 TrainerDefect::DividesByMicroBatches => *slope /= self.micro_batches as f32,
                 TrainerDefect::IgnoresNonFinite if !slope.is_finite() => *slope = 0.0,
                 _ => {}

@@ -61,7 +61,7 @@ pub fn formats(rule: &dyn FormatRule) -> Report {
     run(rule, Suite::new(format!("format {}", rule.id())))
 }
 
-/// Runs one group of the format suite.
+/// Runs one group of the format suite, or the one case of that name.
 #[must_use]
 pub fn format_group(rule: &dyn FormatRule, group: &str) -> Report {
     run(rule, Suite::new(format!("format {}", rule.id())).only(group))

@@ -3,9 +3,11 @@
 //! Three witnesses decide each format: the scalar rule of this crate, golden bytes from independent implementations,
 //! and the quantizer under test. Cases are named `group/format`.
 
+mod decoding;
 mod inputs;
 mod publication;
 mod seams;
+mod shards;
 mod witnesses;
 
 pub use publication::{Publisher, publication};
@@ -22,7 +24,7 @@ use crate::plugin::{Quantizer, Support};
 /// | `declared` | a declared format is done, any other one is refused as `Unsupported`, an unknown one too |
 /// | `golden_bytes` | golden bytes; the rule is compared with them too |
 /// | `shapes` | lengths 0, 1, primes and around every block border; both operands, axes, scopes and source dtypes |
-/// | `large` | a tensor that is worth several threads |
+/// | `large` | a tensor that is worth several threads, and lines of thousands of elements |
 /// | `ties` | elements at, just above and just below the middle of two codes |
 /// | `scales` | block maxima at, just above and just below the borders of two block scales |
 /// | `division` | block maxima with arbitrary mantissas: dividing is not multiplying by a rounded reciprocal |
@@ -31,10 +33,16 @@ use crate::plugin::{Quantizer, Support};
 /// | `zeros` | zero tensors, rows and blocks, beside large ones |
 /// | `negative_zeros` | the sign of zero, also of results that round to zero |
 /// | `non_finite` | NaN and infinity, as errors and as hardware converts them |
-/// | `joint` | gate and up pairs |
+/// | `joint` | gate and up pairs in both orders, three and five tensors |
+/// | `scopes` | every extent of an outer scale, those that the rule refuses too |
+/// | `partition` | matrices cut into shards, and the shards by themselves |
+/// | `names` | sources without a name and under any name |
 /// | `neighbours` | an activation row's bytes are those of the row alone |
 /// | `repeat` | nothing is left over from an earlier call or line |
+/// | `threads` | calls at the same time |
 /// | `decode` | decoded values, with and without amax |
+/// | `extremes` | every code byte under every scale byte, and under F32 scales from 0 to the largest |
+/// | `counts` | what a quantizer counts is what the definition counts |
 /// | `publication` | a published version holds the bytes of the BF16 rounding of the master weights |
 pub const QUANTIZER_GROUPS: &[&str] = &[
     "declared",
@@ -50,9 +58,15 @@ pub const QUANTIZER_GROUPS: &[&str] = &[
     "negative_zeros",
     "non_finite",
     "joint",
+    "scopes",
+    "partition",
+    "names",
     "neighbours",
     "repeat",
+    "threads",
     "decode",
+    "extremes",
+    "counts",
     "publication",
 ];
 
@@ -77,7 +91,7 @@ pub fn quantizer_with(quantizer: &dyn Quantizer, rules: &[&dyn FormatRule]) -> R
     run(quantizer, rules, Suite::new(format!("quantizer {}", quantizer.id())))
 }
 
-/// Runs one group of the quantizer suite over the built-in formats.
+/// Runs one group of the quantizer suite, or the one case of that name, over the built-in formats.
 ///
 /// ```
 /// use miles_core::conformance::{self, broken::Broken, quantizer_group};
@@ -112,9 +126,15 @@ const CHECKS: &[(&str, Check)] = &[
     ("negative_zeros", witnesses::negative_zeros),
     ("non_finite", witnesses::non_finite),
     ("joint", seams::joint),
+    ("scopes", shards::scopes),
+    ("partition", shards::partition),
+    ("names", seams::names),
     ("neighbours", seams::neighbours),
     ("repeat", seams::repeat),
-    ("decode", seams::decode),
+    ("threads", seams::threads),
+    ("decode", decoding::decode),
+    ("extremes", decoding::extremes),
+    ("counts", decoding::counts),
     ("publication", publication::through_quantizer),
 ];
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Subject;
 use crate::conformance::compare::{same, same_tensor};
 use crate::conformance::grid::Grid;
+use crate::conformance::trainer::bench::is_of_network;
 use crate::conformance::{Failure, Report, Suite, Verdict};
 use crate::format::{FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, SourceDtype, builtin_rules};
 use crate::model::{Architecture, AttentionConfig, MlpConfig, ModelConfig, RopeConfig, RopePairing, RopeScaling};
@@ -51,6 +52,7 @@ fn check(publisher: &Publisher<'_>, quantizer: &dyn Quantizer, rule: &dyn Format
     let ledger = Ledger::discard();
     let context = PolicyContext { run: "conformance", step: 0, version: PolicyVersion(3), ledger: &ledger };
     let snapshot = publisher(&network, &map, quantizer, &masters, context)?;
+    is_of_network(&snapshot, &network)?;
     same("version", snapshot.stamp().version, PolicyVersion(3))?;
     let mut compared = 0;
     for id in network.ids() {

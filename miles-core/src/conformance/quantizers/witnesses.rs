@@ -32,9 +32,12 @@ pub(super) fn shapes(subject: &Subject<'_>) -> Verdict {
     Ok(())
 }
 
-/// Several threads' worth of rows, in tensors that end in the middle of a block both ways.
+/// Several threads' worth of rows, and lines longer than any block, in tensors that end in the middle of a block both ways.
 pub(super) fn large(subject: &Subject<'_>) -> Verdict {
-    agree_on(subject, "[523, 1030]", &Grid::scattered(523, 1030, 1))
+    for (rows, cols) in [(523, 1030), (3, 2048), (17, 4130), (2, 9026)] {
+        agree_on(subject, &format!("[{rows}, {cols}]"), &Grid::scattered(rows, cols, cols as u64))?;
+    }
+    Ok(())
 }
 
 pub(super) fn ties(subject: &Subject<'_>) -> Verdict {
@@ -94,14 +97,30 @@ fn agree_on(subject: &Subject<'_>, name: &str, grid: &Grid) -> Verdict {
     Ok(())
 }
 
-/// The same tensor or the same error.
+/// The same tensor or the same error, for a source in each storage that its number type has.
 fn agree(subject: &Subject<'_>, grid: &Grid, dtype: SourceDtype, spec: &QuantizeSpec) -> Verdict {
-    let source = grid.source(dtype)?;
-    let check = || match (subject.rule.quantize(&source, spec), subject.quantizer.quantize(&[source], spec)) {
-        (Ok(expected), Ok(found)) => match found.as_slice() {
-            [found] => same_tensor(found, &expected),
-            other => Err(Failure::new(format!("one source gave {} results", other.len()))),
-        },
+    agree_on_sources(subject, &[grid.source(dtype)?], spec)?;
+    if dtype == SourceDtype::F32 {
+        return Ok(());
+    }
+    let bytes = grid.bf16_bytes();
+    let in_place = Source::bf16(&bytes, grid.rows, grid.cols, Some(crate::conformance::grid::TENSOR))?;
+    agree_on_sources(subject, &[in_place], spec).map_err(|failure| failure.at("from BF16 bytes"))
+}
+
+/// The same tensors or the same error, for sources that are quantized together.
+pub(super) fn agree_on_sources(subject: &Subject<'_>, sources: &[Source<'_>], spec: &QuantizeSpec) -> Verdict {
+    let of_rule = match sources {
+        [source] => subject.rule.quantize(source, spec).map(|tensor| vec![tensor]),
+        _ => subject.rule.quantize_joint(sources, spec),
+    };
+    let check = || match (of_rule, subject.quantizer.quantize(sources, spec)) {
+        (Ok(expected), Ok(found)) => {
+            same("the number of results", found.len(), sources.len())?;
+            found.iter().zip(&expected).enumerate().try_for_each(|(index, (found, expected))| {
+                same_tensor(found, expected).map_err(|failure| if index == 0 { failure } else { failure.at(index) })
+            })
+        }
         (Err(expected), Err(found)) => same("the error", found.to_string(), expected.to_string()),
         (Ok(_), Err(found)) => Err(Failure::new(format!("refused: {found}"))),
         (Err(expected), Ok(_)) => Err(Failure::new(format!("accepted, although {expected}"))),

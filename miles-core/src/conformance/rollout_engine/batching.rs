@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::fixture::{Family, policy};
+use super::super::fixture::{Family, policy, token_ids};
 use super::super::wait::together;
-use super::super::{Suite, Verdict};
+use super::super::{Failure, Suite, Verdict};
 use super::bench::{Bench, generate, same, work};
-use crate::Result;
-use crate::plugin::{EngineOptions, GenerateRequest, Rollout};
+use crate::plugin::{EngineOptions, GenerateRequest, PromptRequest, Rollout};
 use crate::precision::Recipe;
 
 /// The reason in a report of a backend that is not batch-invariant.
@@ -15,8 +14,9 @@ pub(in crate::conformance) const DEPENDS: &str = "the backend declares that its 
 
 pub(super) fn add(suite: &mut Suite, bench: &Bench<'_>) {
     type Check = fn(&Bench<'_>, Family, Recipe) -> Verdict;
-    let cases: [(&str, Check); 4] = [
+    let cases: [(&str, Check); 5] = [
         ("sampling/neighbours", neighbours_change_nothing),
+        ("sampling/crowd", a_crowd_changes_nothing),
         ("sampling/running", places_change_nothing),
         ("sampling/threads", threads_change_nothing),
         ("sampling/requests", requests_at_the_same_time_change_nothing),
@@ -45,6 +45,31 @@ fn neighbours_change_nothing(bench: &Bench<'_>, family: Family, recipe: Recipe) 
     let mut found = generate(engine.as_ref(), &backwards)?;
     found.groups.reverse();
     same(&found, &whole, "the prompts in the opposite order")
+}
+
+/// Many prompts together, in the opposite order, and a few at a time.
+fn a_crowd_changes_nothing(bench: &Bench<'_>, family: Family, recipe: Recipe) -> Verdict {
+    let engine = bench.loaded(family, recipe)?;
+    let vocab_size = family.config().vocab_size;
+    let prompt = |index: usize| PromptRequest {
+        key: index as u64 * 3,
+        tokens: token_ids(index as u64, 1 + index % 7, vocab_size),
+        completions: 1,
+    };
+    let request = GenerateRequest { prompts: (0..37).map(prompt).collect(), ..work(family, 3) };
+    let whole = generate(engine.as_ref(), &request)?;
+    let mut backwards = request.clone();
+    backwards.prompts.reverse();
+    let mut found = generate(engine.as_ref(), &backwards)?;
+    found.groups.reverse();
+    same(&found, &whole, "37 prompts in the opposite order")?;
+    for few in 1..=9 {
+        let prompts = request.prompts.iter().skip(few * 3).take(few).cloned().collect();
+        let groups = whole.groups.iter().skip(few * 3).take(few).cloned().collect();
+        let found = generate(engine.as_ref(), &GenerateRequest { prompts, ..request.clone() })?;
+        same(&found, &Rollout { groups, ..whole.clone() }, &format!("{few} of 37 prompts"))?;
+    }
+    Ok(())
 }
 
 fn places_change_nothing(bench: &Bench<'_>, family: Family, recipe: Recipe) -> Verdict {
@@ -93,10 +118,10 @@ fn requests_at_the_same_time_change_nothing(bench: &Bench<'_>, family: Family, r
     let requests: Vec<GenerateRequest> =
         [4, 8, 11].into_iter().map(|tokens| GenerateRequest { step: tokens as u64, ..work(family, tokens) }).collect();
     let expected: Vec<Rollout> =
-        requests.iter().map(|request| generate(engine.as_ref(), request)).collect::<Result<_>>()?;
+        requests.iter().map(|request| generate(engine.as_ref(), request)).collect::<Result<_, _>>()?;
     let tasks = requests.iter().map(|request| {
         let engine = Arc::clone(&engine);
-        Box::new(move || generate(engine.as_ref(), request)) as Box<dyn FnOnce() -> Result<Rollout> + Send>
+        Box::new(move || generate(engine.as_ref(), request)) as Box<dyn FnOnce() -> Result<Rollout, Failure> + Send>
     });
     let tasks: Vec<_> = tasks.collect();
     for (found, expected) in together(tasks).into_iter().zip(&expected) {

@@ -85,9 +85,57 @@ pub(super) fn work(family: Family, max_new_tokens: usize) -> GenerateRequest {
     request(family.config().vocab_size, max_new_tokens)
 }
 
-/// Samples to the end.
-pub(in crate::conformance) fn generate(engine: &dyn RolloutEngine, request: &GenerateRequest) -> Result<Rollout> {
+/// Samples to the end; an answer that does not fit the request is a failure, so that what looks at it may count on its
+/// shape.
+pub(in crate::conformance) fn generate(
+    engine: &dyn RolloutEngine,
+    request: &GenerateRequest,
+) -> Result<Rollout, Failure> {
+    generate_until(engine, request, &CancelToken::default())
+}
+
+/// Samples until the end or until cancelled.
+pub(super) fn generate_until(
+    engine: &dyn RolloutEngine,
+    request: &GenerateRequest,
+    cancel: &CancelToken,
+) -> Result<Rollout, Failure> {
+    let rollout = wait(engine.generate(request, cancel))?;
+    answers(&rollout, request)?;
+    Ok(rollout)
+}
+
+/// What an engine says, whatever that is: for what it has to refuse.
+pub(super) fn attempt(engine: &dyn RolloutEngine, request: &GenerateRequest) -> Result<Rollout> {
     wait(engine.generate(request, &CancelToken::default()))
+}
+
+/// Groups in request order with the prompts' keys and ids, as many completions as asked for, one logprob and one version
+/// per token, and no more tokens than allowed.
+fn answers(rollout: &Rollout, request: &GenerateRequest) -> Verdict {
+    let (groups, prompts) = (rollout.groups.len(), request.prompts.len());
+    Failure::unless(groups == prompts, || format!("{groups} groups for {prompts} prompts"))?;
+    for (group, prompt) in rollout.groups.iter().zip(&request.prompts) {
+        let key = prompt.key;
+        Failure::unless(group.key == key, || format!("the group of prompt {} stands in place of {key}", group.key))?;
+        Failure::unless(group.prompt_tokens == prompt.tokens, || {
+            format!("prompt {key} is given back as {:?}, not as {:?}", group.prompt_tokens, prompt.tokens)
+        })?;
+        let (count, wanted) = (group.completions.len(), prompt.completions);
+        Failure::unless(count == wanted, || format!("prompt {key} has {count} completions, not {wanted}"))?;
+        for (sample, completion) in group.completions.iter().enumerate() {
+            let (tokens, most) = (completion.tokens.len(), request.sampling.max_new_tokens);
+            Failure::unless(tokens <= most, || {
+                format!("completion {sample} of prompt {key} has {tokens} tokens of at most {most}")
+            })?;
+            for (what, count) in [("logprobs", completion.logprobs.len()), ("versions", completion.versions.len())] {
+                Failure::unless(count == tokens, || {
+                    format!("completion {sample} of prompt {key} has {count} {what} for {tokens} tokens")
+                })?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Every completion of a rollout, in order.

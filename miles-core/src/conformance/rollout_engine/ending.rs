@@ -1,9 +1,9 @@
 //! How completions end: by any end-of-sequence id, by length, or because they were cancelled.
 
 use super::super::fixture::Family;
-use super::super::wait::{together, wait};
+use super::super::wait::together;
 use super::super::{Failure, Suite, Verdict};
-use super::bench::{Bench, completions, generate, same, same_completion, work};
+use super::bench::{Bench, completions, generate, generate_until, same, same_completion, work};
 use crate::plugin::{CancelToken, Completion, FinishReason, GenerateRequest, Rollout};
 use crate::precision::Recipe;
 
@@ -33,8 +33,9 @@ fn every_eos_id_ends(bench: &Bench<'_>, family: Family, recipe: Recipe) -> Verdi
     let request = work(family, 12);
     let endless = generate(engine.as_ref(), &request)?;
     let vocab_size = family.config().vocab_size as u32;
-    let times_inside =
-        |id: u32| completions(&endless).filter(|completion| completion.tokens[..11].contains(&id)).count();
+    let times_inside = |id: u32| {
+        completions(&endless).filter(|completion| completion.tokens.iter().take(11).any(|&token| token == id)).count()
+    };
     let mut ids: Vec<u32> = (0..vocab_size).collect();
     ids.sort_by_key(|&id| std::cmp::Reverse(times_inside(id)));
     let (drawn, never) = (ids[0], ids[ids.len() - 2..].to_vec());
@@ -96,7 +97,7 @@ fn a_request_that_is_cancelled_before_draws_little(bench: &Bench<'_>) -> Verdict
     let whole = generate(engine.as_ref(), &request)?;
     let cancel = CancelToken::default();
     cancel.cancel();
-    let found = wait(engine.generate(&request, &cancel))?;
+    let found = generate_until(engine.as_ref(), &request, &cancel)?;
     is_beginning(&found, &whole)?;
     let going_on = completions(&found).filter(|completion| completion.finish != FinishReason::Cancelled).count();
     Failure::unless(going_on == 0, || format!("{going_on} completions of 32 tokens came to their end"))?;
@@ -116,8 +117,8 @@ fn a_request_that_is_cancelled_keeps_what_it_drew(bench: &Bench<'_>) -> Verdict 
             cancel.cancel();
             Ok(None)
         };
-        let rollout = || wait(engine.generate(&request, &cancel)).map(Some);
-        let tasks: Vec<Box<dyn FnOnce() -> crate::Result<Option<Rollout>> + Send>> =
+        let rollout = || generate_until(engine.as_ref(), &request, &cancel).map(Some);
+        let tasks: Vec<Box<dyn FnOnce() -> Result<Option<Rollout>, Failure> + Send>> =
             vec![Box::new(canceller), Box::new(rollout)];
         for found in together(tasks) {
             if let Some(found) = found? {

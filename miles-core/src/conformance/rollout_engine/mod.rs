@@ -5,7 +5,7 @@ pub(super) mod bench;
 mod ending;
 mod formats;
 mod refusals;
-mod sampling;
+pub(super) mod sampling;
 mod swaps;
 mod versions;
 
@@ -22,7 +22,7 @@ pub fn rollout_engines(backend: &Backend) -> Report {
     run(backend, suite(backend))
 }
 
-/// Runs one group of the rollout-engine suite.
+/// Runs one group of the rollout-engine suite, or the one case of that name.
 #[must_use]
 pub fn rollout_engine_group(backend: &Backend, group: &str) -> Report {
     run(backend, suite(backend).only(group))

@@ -3,7 +3,7 @@
 use super::super::fixture::{CONTEXT_TOKENS, Family, policy, token_ids};
 use super::super::wait::wait;
 use super::super::{Failure, Suite, Verdict};
-use super::bench::{Bench, generate, refused, same, work};
+use super::bench::{Bench, attempt, generate, refused, same, work};
 use crate::Error;
 use crate::plugin::{GenerateRequest, PromptRequest, RolloutError, Sampling};
 use crate::policy::PolicyError;
@@ -21,7 +21,7 @@ pub(super) fn add(suite: &mut Suite, bench: &Bench<'_>) {
 
 fn nothing_is_sampled_from_nothing(bench: &Bench<'_>) -> Verdict {
     let engine = bench.engine(bench.options(Family::Dense))?;
-    refused(generate(engine.as_ref(), &work(Family::Dense, 4)), "a request before any load", |error| {
+    refused(attempt(engine.as_ref(), &work(Family::Dense, 4)), "a request before any load", |error| {
         matches!(error, Error::Rollout(RolloutError::NothingLoaded))
     })
 }
@@ -57,7 +57,7 @@ fn with_prompt(tokens: Vec<u32>, max_new_tokens: usize) -> GenerateRequest {
 
 fn a_prompt_without_tokens_is_refused(bench: &Bench<'_>) -> Verdict {
     let engine = bench.loaded(Family::Dense, Recipe::Bf16)?;
-    refused(generate(engine.as_ref(), &with_prompt(Vec::new(), 4)), "a prompt without tokens", |error| {
+    refused(attempt(engine.as_ref(), &with_prompt(Vec::new(), 4)), "a prompt without tokens", |error| {
         matches!(error, Error::Rollout(RolloutError::EmptyPrompt { key: 31 }))
     })
 }
@@ -67,7 +67,7 @@ fn ids_outside_the_vocabulary_are_refused(bench: &Bench<'_>) -> Verdict {
     for wrong in [61, u32::MAX] {
         let request = with_prompt(vec![3, wrong, 5], 4);
         refused(
-            generate(engine.as_ref(), &request),
+            attempt(engine.as_ref(), &request),
             &format!("token id {wrong} of 61"),
             |error| matches!(error, Error::Rollout(RolloutError::TokenOutOfRange { id, vocab_size: 61 }) if *id == wrong),
         )?;
@@ -81,17 +81,20 @@ fn what_exceeds_the_context_is_refused(bench: &Bench<'_>) -> Verdict {
     let new_tokens = 5;
     let prompt = |tokens: usize| with_prompt(token_ids(31, tokens, 61), new_tokens);
     let fits = generate(engine.as_ref(), &prompt(CONTEXT_TOKENS - new_tokens))?;
-    let tokens = fits.groups.last().map_or(0, |group| group.completions[0].tokens.len());
-    Failure::unless(tokens == new_tokens, || format!("{tokens} tokens to the end of the context, not {new_tokens}"))?;
+    let tokens =
+        fits.groups.last().map_or(0, |group| group.completions.iter().map(|completion| completion.tokens.len()).sum());
+    Failure::unless(tokens == 2 * new_tokens, || {
+        format!("two completions have {tokens} tokens to the end of the context, not {new_tokens} each")
+    })?;
     for prompt_tokens in [CONTEXT_TOKENS - new_tokens + 1, CONTEXT_TOKENS, CONTEXT_TOKENS * 3] {
         let what = format!("{prompt_tokens} and {new_tokens} tokens in a context of {CONTEXT_TOKENS}");
-        refused(generate(engine.as_ref(), &prompt(prompt_tokens)), &what, |error| {
+        refused(attempt(engine.as_ref(), &prompt(prompt_tokens)), &what, |error| {
             matches!(error, Error::Rollout(RolloutError::ContextExceeded { key: 31, prompt_tokens: found, .. })
                 if *found == prompt_tokens)
         })?;
     }
     let endless = with_prompt(vec![1], usize::MAX);
-    refused(generate(engine.as_ref(), &endless), "a completion of any length", |error| {
+    refused(attempt(engine.as_ref(), &endless), "a completion of any length", |error| {
         matches!(error, Error::Rollout(RolloutError::ContextExceeded { .. }))
     })
 }
@@ -114,7 +117,7 @@ fn parameters_outside_their_range_are_refused(bench: &Bench<'_>) -> Verdict {
         change(&mut request.sampling);
         let what = format!("{:?}", request.sampling);
         refused(
-            generate(engine.as_ref(), &request),
+            attempt(engine.as_ref(), &request),
             &what,
             |error| matches!(error, Error::Rollout(RolloutError::BadSampling { key, .. }) if *key == expected),
         )?;

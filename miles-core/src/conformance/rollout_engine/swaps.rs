@@ -9,7 +9,7 @@ use super::super::fixture::{Family, policy, undeclared_policy};
 use super::super::wait::wait;
 use super::super::{Failure, Suite, Verdict};
 use super::batching::DEPENDS;
-use super::bench::{Bench, completions, generate, same, same_completion, work};
+use super::bench::{Bench, completions, generate, generate_until, same, same_completion, work};
 use super::versions::{is_live, is_of};
 use crate::Result;
 use crate::plugin::{
@@ -77,7 +77,7 @@ fn generate_while_loading(
         }
         false
     });
-    let rollout = wait(engine.generate(request, &cancel))?;
+    let rollout = generate_until(engine.as_ref(), request, &cancel)?;
     let said = std::mem::take(&mut *results.lock().unwrap_or_else(PoisonError::into_inner));
     let (found, wanted) = (said.len(), loads.len());
     Failure::unless(found == wanted, || {
@@ -175,11 +175,15 @@ fn stretches<'a>(prompt: &[u32], completion: &'a Completion) -> Vec<Stretch<'a>>
     found
 }
 
+/// Some tokens of a completion, as far as it has them.
 fn part(completion: &Completion, tokens: std::ops::Range<usize>) -> Completion {
+    fn of<T: Copy>(values: &[T], range: &std::ops::Range<usize>) -> Vec<T> {
+        values.iter().skip(range.start).take(range.len()).copied().collect()
+    }
     Completion {
-        tokens: completion.tokens[tokens.clone()].to_vec(),
-        logprobs: completion.logprobs[tokens.clone()].to_vec(),
-        versions: completion.versions[tokens].to_vec(),
+        tokens: of(&completion.tokens, &tokens),
+        logprobs: of(&completion.logprobs, &tokens),
+        versions: of(&completion.versions, &tokens),
         finish: completion.finish,
     }
 }

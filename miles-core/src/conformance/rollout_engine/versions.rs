@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::fixture::{Family, policy, undeclared_policy};
+use super::super::operands::{show_all, shows_operands};
 use super::super::wait::{together, wait};
 use super::super::{Failure, Suite, Verdict};
 use super::bench::{Bench, completions, generate, same, work};
@@ -17,6 +18,11 @@ pub(super) fn add(suite: &mut Suite, bench: &Bench<'_>) {
     });
     suite.case("versions/cache", || {
         bench.everywhere(|family, recipe| nothing_old_survives_a_load(bench, family, recipe))
+    });
+    suite.optional("versions/operand", || {
+        show_all(Family::ALL, &bench.recipes(), |family, recipe| {
+            operands_are_those_of_the_live_version(bench, family, recipe)
+        })
     });
     suite.case("versions/refused_load", || a_refused_load_changes_nothing(bench));
     suite.case("versions/during_rollout", || a_load_during_a_rollout_does_not_mix(bench));
@@ -33,6 +39,31 @@ fn the_stamp_is_that_of_the_snapshot(bench: &Bench<'_>, family: Family, recipe: 
         is_of(&generate(engine.as_ref(), &work(family, 3))?, &snapshot)?;
     }
     Ok(())
+}
+
+/// Read back after each load, and after one that fails, operands are those of the live version; before the first one there
+/// are none.
+fn operands_are_those_of_the_live_version(
+    bench: &Bench<'_>,
+    family: Family,
+    recipe: Recipe,
+) -> Result<Option<String>, Failure> {
+    let engine = bench.engine(bench.options(family))?;
+    let before = engine.operand(family.network().embedding);
+    Failure::unless(before.is_err(), || "an operand is shown before anything is loaded".to_owned())?;
+    for version in [0, 7] {
+        let snapshot = policy(family, recipe, version)?;
+        wait(engine.load(Arc::clone(&snapshot)))?;
+        let how = format!("after version {version} is loaded");
+        if let Some(why) = shows_operands(&snapshot, |id| engine.operand(id)).map_err(|failure| failure.at(&how))? {
+            return Ok(Some(why));
+        }
+        // They stay those of the live version when something is sampled, and when another load is refused.
+        generate(engine.as_ref(), &work(family, 3))?;
+        let _ = wait(engine.load(undeclared_policy(family, version + 1)?));
+        shows_operands(&snapshot, |id| engine.operand(id)).map_err(|failure| failure.at("after a refused load"))?;
+    }
+    Ok(None)
 }
 
 /// O11 and O10: after a load the same prompts give what an engine gives that has never seen the old version.

@@ -9,6 +9,7 @@ use super::super::fixture::{Family, PolicyGradient, TinyWeights, map, samples};
 use super::super::rollout_engine::bench::Bench;
 use super::super::{Failure, Verdict};
 use super::TrainerSubject;
+use crate::network::Network;
 use crate::plugin::{
     AdamW, MasterDtype, Quantizer, SampleScores, TrainBatch, Trainer, TrainerInputs, TrainerOptions, UpdateReport,
 };
@@ -181,12 +182,24 @@ pub(super) fn same_scores(found: &[SampleScores], expected: &[SampleScores], how
 /// The same bytes in every tensor; names the first tensor that differs.
 pub(super) fn same_policy(found: &Arc<Snapshot>, expected: &Arc<Snapshot>, how: &str) -> Verdict {
     let network = expected.network();
+    is_of_network(found, network).map_err(|failure| failure.at(how))?;
     for id in network.ids() {
         let same = found.tensor_digest(id) == expected.tensor_digest(id);
         Failure::unless(same, || format!("{how}: `{}` has other bytes", network.parameter(id).name))?;
     }
     let (digest, wanted) = (found.stamp().digest, expected.stamp().digest);
     Failure::unless(digest == wanted, || format!("{how}: the policy digest is {digest}, not {wanted}"))
+}
+
+/// A snapshot has the parameters of a network, so that each of them can be looked up in it.
+pub(in crate::conformance) fn is_of_network(snapshot: &Snapshot, network: &Network) -> Verdict {
+    let (found, expected) = (&snapshot.network().parameters, &network.parameters);
+    Failure::unless(found == expected, || {
+        let (found, expected) = (found.len(), expected.len());
+        format!(
+            "what is published has {found} parameters of another network than the one with {expected} that is trained"
+        )
+    })
 }
 
 pub(super) fn is_unpublished(error: &Error) -> bool {

@@ -1,6 +1,7 @@
 //! The suite for trainers.
 
-mod bench;
+pub(super) mod bench;
+mod optimizer;
 mod publication;
 mod recipes;
 mod refusals;
@@ -16,7 +17,7 @@ use crate::precision::Recipe;
 use bench::TrainerBench;
 
 /// The groups of the trainer suite, in order.
-pub const TRAINER_GROUPS: &[&str] = &["recipes", "publication", "scores", "update", "resume", "refusals"];
+pub const TRAINER_GROUPS: &[&str] = &["recipes", "publication", "scores", "update", "optimizer", "resume", "refusals"];
 
 /// A backend whose trainers are tested, and what the suite needs beside it.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ pub fn trainers(subject: &TrainerSubject) -> Report {
     run(subject, suite(subject))
 }
 
-/// Runs one group of the trainer suite.
+/// Runs one group of the trainer suite, or the one case of that name.
 #[must_use]
 pub fn trainer_group(subject: &TrainerSubject, group: &str) -> Report {
     run(subject, suite(subject).only(group))
@@ -66,6 +67,7 @@ fn run(subject: &TrainerSubject, mut suite: Suite) -> Report {
     publication::add(&mut suite, &bench);
     scores::add(&mut suite, &bench);
     update::add(&mut suite, &bench);
+    optimizer::add(&mut suite, &bench);
     resume::add(&mut suite, &bench);
     refusals::add(&mut suite, &bench);
     suite.finish()

@@ -3,11 +3,13 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::super::fixture::{Family, RuleQuantizer, TinyWeights, map, quantize};
+use super::super::fixture::{Family, PolicyGradient, RuleQuantizer, TinyWeights, map, quantize};
+use super::super::operands::{show_all, shows_operands};
 use super::super::{Failure, Suite, Verdict};
-use super::bench::{TrainerBench, batch, publish, same_policy, step};
+use super::bench::{LEARNING_RATE, TrainerBench, batch, is_of_network, publish, same_policy, step};
 use crate::Result;
 use crate::network::ParamId;
+use crate::plugin::Trainer;
 use crate::policy::{Ledger, LedgerEvent, PolicyContext, PolicyTensor, PolicyVersion, Snapshot, WeightSource};
 use crate::precision::Recipe;
 
@@ -20,6 +22,10 @@ pub(super) fn add(suite: &mut Suite, bench: &TrainerBench<'_>) {
     });
     suite.case("publication/repeatable", || {
         bench.everywhere(|family, recipe| masters_that_do_not_move_keep_their_bytes(bench, family, recipe))
+    });
+    suite.optional("publication/operand", || {
+        let recipes: Vec<Recipe> = bench.recipes().collect();
+        show_all(Family::ALL, &recipes, |family, recipe| operands_are_those_of_the_version(bench, family, recipe))
     });
     suite.case("publication/ledger", || {
         bench.everywhere(|family, recipe| every_tensor_is_in_the_ledger(bench, family, recipe))
@@ -46,12 +52,14 @@ fn a_later_version_is_that_of_its_masters(bench: &TrainerBench<'_>, family: Fami
     let mut in_bf16 = bench.new_trainer(family, Recipe::Bf16)?;
     in_bf16.restore(saved.path())?;
     let rounded = publish(in_bf16.as_mut(), 1)?;
+    is_of_network(&rounded, &family.network())?;
+    is_of_network(&found, &family.network())?;
     let expected = quantize(&family.network(), found.map(), &RuleQuantizer::new(), &Rounded(&rounded), 1)?;
     same_policy(&found, &expected, "the version after a step")
 }
 
 /// The values of a version that holds no codes.
-struct Rounded<'a>(&'a Snapshot);
+pub(super) struct Rounded<'a>(pub &'a Snapshot);
 
 impl WeightSource for Rounded<'_> {
     fn read(&self, id: ParamId, into: &mut Vec<f32>) -> Result<()> {
@@ -73,6 +81,34 @@ fn masters_that_do_not_move_keep_their_bytes(bench: &TrainerBench<'_>, family: F
     let batch = batch(family, again.stamp())?;
     trainer.update(&batch, &super::super::fixture::PolicyGradient, 0.0)?;
     same_policy(&publish(trainer.as_mut(), 2)?, &first, "after a step of learning rate 0")
+}
+
+/// Operands are those of the newest version, and there are none before the first one, between an update and its version, and
+/// between restoring and publishing.
+fn operands_are_those_of_the_version(
+    bench: &TrainerBench<'_>,
+    family: Family,
+    recipe: Recipe,
+) -> Result<Option<String>, Failure> {
+    let any = family.network().embedding;
+    let none = |trainer: &dyn Trainer, when: &str| {
+        Failure::unless(trainer.operand(any).is_err(), || format!("an operand is shown {when}"))
+    };
+    none(bench.new_trainer(family, recipe)?.as_ref(), "before a version is published")?;
+    let (mut trainer, first) = bench.trainer(family, recipe)?;
+    if let Some(why) = shows_operands(&first, |id| trainer.operand(id))? {
+        return Ok(Some(why));
+    }
+    trainer.update(&batch(family, first.stamp())?, &PolicyGradient, LEARNING_RATE)?;
+    none(trainer.as_ref(), "between an update and its version")?;
+    let second = publish(trainer.as_mut(), 1)?;
+    shows_operands(&second, |id| trainer.operand(id)).map_err(|failure| failure.at("after a step"))?;
+    let saved = bench.directory()?;
+    trainer.save(saved.path())?;
+    trainer.restore(saved.path())?;
+    none(trainer.as_ref(), "between restoring and publishing")?;
+    let third = publish(trainer.as_mut(), 2)?;
+    shows_operands(&third, |id| trainer.operand(id)).map_err(|failure| failure.at("after restoring"))
 }
 
 /// One event per tensor and version, whose digest is that of the published tensor.

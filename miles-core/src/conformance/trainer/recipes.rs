@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::fixture::{Family, UNDECLARED, undeclared_map};
 use super::super::{Failure, Suite, Verdict};
-use super::bench::{TrainerBench, batch, publish, step};
+use super::bench::{TrainerBench, batch, is_of_network, publish, step};
 use crate::Result;
 use crate::plugin::Trainer;
 use crate::precision::Recipe;
@@ -43,6 +43,7 @@ fn a_step_changes_the_policy(bench: &TrainerBench<'_>, family: Family, recipe: R
     let norm = report.grad_norm;
     Failure::unless(norm.is_finite() && norm > 0.0, || format!("{family}: the gradient has the norm {norm}"))?;
     Failure::unless(report.loss.is_finite(), || format!("{family}: the loss is {}", report.loss))?;
+    [&first, &second].into_iter().try_for_each(|snapshot| is_of_network(snapshot, &family.network()))?;
     for id in first.network().ids() {
         let changed = first.tensor_digest(id) != second.tensor_digest(id);
         // A small vector may keep its bytes; no matrix does at this learning rate.

@@ -97,7 +97,9 @@ fn the_loss_sees_the_whole_batch(bench: &TrainerBench<'_>, family: Family, recip
     let (mut trainer, first) = bench.trainer_with(family, recipe, options)?;
     let batch = batch(family, first.stamp())?;
     let spy = Spy::default();
+    let scores = trainer.score(ScoredPolicy::Current, &batch)?;
     let report = trainer.update(&batch, &spy, LEARNING_RATE)?;
+    same_scores(&report.scores, &scores, "the report of an update")?;
     let mut seen = spy.0.into_inner().unwrap_or_else(PoisonError::into_inner);
     let (count, wanted) = (seen.len(), batch.samples().len());
     Failure::unless(count == wanted, || format!("the loss is evaluated {count} times for {wanted} samples"))?;
