@@ -13,6 +13,7 @@ pub mod conformance;
 pub mod digest;
 mod error;
 pub mod format;
+pub mod json;
 pub mod model;
 pub mod names;
 pub mod network;

@@ -12,6 +12,7 @@
 //! partial loading, and changing bytes on the way in.
 
 mod bind;
+mod declared;
 mod error;
 mod header;
 mod layout;
@@ -28,6 +29,7 @@ mod tied;
 mod writer;
 
 pub use error::CheckpointError;
+pub use raw::RawTensors;
 pub use sidecar::SIDECARS;
 pub use writer::{ExpertLayout, StoredForm, Template, WriteOptions, write_checkpoint, write_values};
 
@@ -68,6 +70,7 @@ impl Checkpoint {
         let network = Network::new(config.model());
         let stored = StoredTensors::open(dir)?;
         let bindings = bind::bind(dir, &config, &network, &stored)?;
+        declared::check(&config, &bindings)?;
         Ok(Checkpoint { dir: dir.to_owned(), config, network: Arc::new(network), stored, bindings })
     }
 

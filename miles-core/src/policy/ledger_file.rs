@@ -15,6 +15,7 @@ use serde::de::IgnoredAny;
 use super::export_event::failed;
 use super::{ExportEvent, LedgerError, LedgerEvent, PolicyError, PolicyVersion};
 use crate::checkpoint::limits::MAX_JSON_BYTES;
+use crate::json;
 
 /// Everything that a ledger says about one version.
 #[derive(Clone, Debug, PartialEq)]
@@ -229,7 +230,7 @@ fn parse(text: &[u8]) -> Result<Line, serde_json::Error> {
     struct Kind {
         files: Option<IgnoredAny>,
     }
-    match serde_json::from_slice::<Kind>(text)?.files {
+    match json::from_slice::<Kind>(text)?.files {
         Some(_) => serde_json::from_slice(text).map(Line::Export),
         None => serde_json::from_slice(text).map(Line::Event),
     }

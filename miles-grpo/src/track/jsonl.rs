@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use miles_core::json;
 use miles_core::plugin::StepRecord;
 use serde_json::{Map, Value};
 
@@ -57,7 +58,7 @@ pub fn read_metrics(path: &Path) -> Result<Vec<StepRecord>, OutputError> {
     let mut records = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let malformed = |source| OutputError::Metrics { path: path.to_owned(), line: index + 1, source };
-        let mut values: Map<String, Value> = serde_json::from_str(line).map_err(malformed)?;
+        let mut values: Map<String, Value> = json::from_str(line).map_err(malformed)?;
         let step = serde_json::from_value(values.shift_remove(STEP).unwrap_or_default()).map_err(malformed)?;
         records.push(StepRecord { step, values });
     }
