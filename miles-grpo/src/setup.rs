@@ -12,7 +12,7 @@ use miles_core::{Error as CoreError, registry};
 
 use crate::builder::RunBuilder;
 use crate::checkpoint::{ResumeError, SavedLoop};
-use crate::config::{ConfigErrors, ConfigIssue, Plan, PrecisionPlan, Why};
+use crate::config::{ConfigErrors, ConfigIssue, Plan, PrecisionPlan, Why, check_held_out};
 use crate::data::{ChatTemplate, PromptReader, PromptSet, TextTokenizer};
 use crate::output::{OutputDir, truncate, write_whole};
 use crate::parts::{Facts, Parts};
@@ -181,6 +181,9 @@ fn data(plan: &Plan, model: &ModelConfig) -> Result<Data> {
     };
     let train = reader.read(&plan.data.train)?;
     let held_out = plan.evaluation.as_ref().map(|evaluation| reader.read(&evaluation.data)).transpose()?;
+    if let (Some(evaluation), Some(held_out)) = (&plan.evaluation, &held_out) {
+        check_held_out(evaluation, held_out.len())?;
+    }
     if train.len() < plan.rollout.prompts_per_step {
         let with = format!("data.train = {}, which has {} prompts", plan.data.train.display(), train.len());
         let issue = ConfigIssue {

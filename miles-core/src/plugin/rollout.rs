@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::{CancelToken, RolloutError};
+use super::{CancelToken, RolloutError, Sampling};
 use crate::network::ParamId;
 use crate::policy::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 use crate::{Error, Result};
@@ -50,23 +50,6 @@ pub(super) fn operand_unsupported(part: &str) -> Error {
         backend: part.to_owned(),
         why: "it does not override `operand`".to_owned(),
     }
-}
-
-/// How tokens are drawn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// Divisor of the logits; 0 takes the largest logit.
-    pub temperature: f32,
-    /// Smallest set of tokens whose probability reaches this (1: all).
-    pub top_p: f32,
-    /// The k most likely tokens (0: all).
-    pub top_k: usize,
-    /// Tokens at least this fraction as likely as the likeliest (0: all).
-    pub min_p: f32,
-    /// Longest completion, in tokens.
-    pub max_new_tokens: usize,
-    /// Ids that end a completion; the id itself is part of it.
-    pub eos_token_ids: Vec<u32>,
 }
 
 /// One prompt and how many completions it gets.
