@@ -237,7 +237,7 @@ pub enum CheckpointError {
         embedding: Digest,
     },
     /// A weight that is NaN or infinite.
-    #[error("{}: `{tensor}` is {value} at row {row}, column {column}", path.display())]
+    #[error("{}: `{tensor}` is {value:?} at row {row}, column {column}", path.display())]
     NonFinite {
         /// File.
         path: PathBuf,

@@ -34,6 +34,12 @@ impl RawTensors {
         Ok(RawTensors { file, places })
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
     pub(crate) fn metadata(&self) -> &BTreeMap<String, String> {
         self.file.metadata()
     }
