@@ -59,7 +59,8 @@ pub struct PromptRequest {
     pub key: u64,
     /// Token ids.
     pub tokens: Vec<u32>,
-    /// Completions wanted.
+    /// Completions wanted; those of all prompts of a request are at most
+    /// [`MAX_COMPLETIONS`](super::limits::MAX_COMPLETIONS).
     pub completions: usize,
 }
 

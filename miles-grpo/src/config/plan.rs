@@ -7,6 +7,7 @@ use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, PublicationMode, S
 use miles_core::precision::{PartitionPlan, Recipe, Rule};
 use serde_json::Value;
 
+use super::read::TEXT;
 use super::{ConfigErrors, ConfigFingerprint, ConfigIssue, ExistingOutput, RunConfig, StoreKind, check};
 use crate::data::{Date, Fields};
 use crate::export::ExportPlan;
@@ -66,7 +67,7 @@ impl Plan {
     /// # Errors
     /// Everything that is wrong, at once. A key that could not be read is not complained about twice.
     pub fn read(defaults: RunConfig, text: &str, overrides: &[String]) -> Result<Self, ConfigErrors> {
-        Self::checked(defaults.over(text, "(text)", overrides))
+        Self::checked(defaults.over(text, TEXT, overrides))
     }
 
     /// As [`Plan::read`], from a file, which errors name.

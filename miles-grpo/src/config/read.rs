@@ -231,4 +231,4 @@ fn json(value: &toml::Value) -> Option<Value> {
 }
 
 /// What stands for a text without a file in errors.
-const TEXT: &str = "(text)";
+pub(super) const TEXT: &str = "(text)";
