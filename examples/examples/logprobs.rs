@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
 use miles_backend_cpu_ref::CpuRef;
-use miles_core::checkpoint::Checkpoint;
+use miles_core::checkpoint::{Checkpoint, RawTensors};
 use miles_core::plugin::{
     ActivationDtype, CancelToken, EngineOptions, GenerateRequest, PromptRequest, PublicationMode, RolloutEngine,
     Sampling,
 };
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, quantize_policy};
 use miles_core::precision::{PartitionPlan, Recipe, resolve};
-use miles_examples::{FileError, OutputTensor, exit, read_file, write_safetensors};
-use safetensors::{Dtype, SafeTensors};
+use miles_examples::{OutputTensor, exit, refuse_replacing, write_safetensors};
+use safetensors::Dtype;
 
 /// Computes logits and next-token logprobs of a Hugging Face checkpoint with the CPU reference.
 ///
@@ -37,7 +37,7 @@ struct Options {
     /// File that holds `input_ids`.
     #[arg(long)]
     input: PathBuf,
-    /// File to write.
+    /// File to write; not the input, nor a file of the checkpoint.
     #[arg(long)]
     output: PathBuf,
     /// Precision recipe, for example bf16, mxfp8 or nvfp4-dequantized.
@@ -65,6 +65,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    refuse_replacing(&options.output, &[&options.input, &options.model])?;
     let ids = InputIds::read(&options.input)?;
     let backend = CpuRef::new();
     let snapshot = snapshot(options, &backend)?;
@@ -152,21 +153,20 @@ struct InputIds {
 
 impl InputIds {
     fn read(path: &Path) -> Result<Self, Box<dyn Error>> {
-        let bytes = read_file(path)?;
         let bad = |why: String| InputError { path: path.to_owned(), why };
-        let safetensors = |source| FileError::Safetensors { path: path.to_owned(), source };
-        let file = SafeTensors::deserialize(&bytes).map_err(safetensors)?;
-        let view = file.tensor("input_ids").map_err(safetensors)?;
-        if view.dtype() != Dtype::I32 {
-            return Err(bad(format!("`input_ids` is {:?}, expected I32", view.dtype())).into());
+        let file = RawTensors::open(path)?;
+        let (dtype, shape) = file.find("input_ids").ok_or_else(|| bad("there is no `input_ids`".to_owned()))?;
+        if dtype != Dtype::I32 {
+            return Err(bad(format!("`input_ids` is {dtype:?}, expected I32")).into());
         }
-        let &[rows, tokens] = view.shape() else {
-            return Err(bad(format!("`input_ids` has shape {:?}, expected [rows, tokens]", view.shape())).into());
+        let &[rows, tokens] = shape else {
+            return Err(bad(format!("`input_ids` has shape {shape:?}, expected [rows, tokens]")).into());
         };
         if rows == 0 || tokens == 0 {
             return Err(bad(format!("`input_ids` [{rows}, {tokens}] holds no tokens")).into());
         }
-        let ids = view.data().as_chunks::<4>().0.iter().map(|id| i32::from_le_bytes(*id));
+        let bytes = file.read("input_ids")?;
+        let ids = bytes.as_chunks::<4>().0.iter().map(|id| i32::from_le_bytes(*id));
         let ids: Vec<u32> = ids
             .map(|id| u32::try_from(id).map_err(|_| bad(format!("`input_ids` holds the negative id {id}"))))
             .collect::<Result<_, _>>()?;

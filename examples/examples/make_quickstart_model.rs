@@ -18,7 +18,7 @@ use std::sync::Arc;
 use clap::Parser;
 use futures_lite::future::block_on;
 use miles_backend_cpu_ref::CpuRef;
-use miles_core::checkpoint::{Template, WriteOptions, write_checkpoint};
+use miles_core::checkpoint::{CheckpointError, Template, WriteOptions, write_checkpoint};
 use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::{Network, ParamId, Role};
 use miles_core::plugin::{
@@ -28,7 +28,7 @@ use miles_core::plugin::{
 use miles_core::policy::{Ledger, PolicyContext, PolicyVersion, Snapshot, WeightSource};
 use miles_core::precision::{PartitionPlan, Recipe, resolve};
 use miles_core::random::{self, Coordinates, Stream};
-use miles_examples::{FileError, exit};
+use miles_examples::{FileError, exit, write_file};
 use miles_grpo::data::{ChatTemplate, Date, Message, TextTokenizer};
 use miles_grpo::loss::CrossEntropy;
 
@@ -49,10 +49,10 @@ struct Options {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Steps with right answers.
-    #[arg(long, default_value_t = 1200)]
+    #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     right_steps: u64,
     /// Steps with the teacher who slips.
-    #[arg(long, default_value_t = 150)]
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     slip_steps: u64,
 }
 
@@ -61,6 +61,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    // Before the lessons, and not after them.
+    if fs::read_dir(&options.out).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(CheckpointError::TargetNotEmpty { dir: options.out.clone() }.into());
+    }
     let config = HuggingFaceConfig::read(&options.template)?;
     let network = Arc::new(Network::new(config.model()));
     let school = School::open(&options.template, &network, options.seed)?;
@@ -333,7 +337,7 @@ fn write_rows(path: &Path, sums: &[Sum]) -> Result<(), FileError> {
         .iter()
         .map(|sum| format!("{{\"prompt\": \"{}\", \"answer\": \"{}\"}}\n", sum.prompt(), sum.total()))
         .collect();
-    fs::write(path, rows).map_err(|source| FileError::Io { path: path.to_owned(), source })
+    write_file(path, rows.as_bytes())
 }
 
 const WARMUP_STEPS: u64 = 20;

@@ -68,7 +68,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 
 fn changed(path: &Path, overrides: &[String]) -> Result<Map<String, Value>, Box<dyn Error>> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let mut config: Map<String, Value> = serde_json::from_str(&text)?;
+    let mut config: Map<String, Value> = miles_core::json::from_str(&text)?;
     for text in overrides {
         let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
         config.insert(key.to_owned(), serde_json::from_str(value).map_err(|error| format!("`{text}`: {error}"))?);

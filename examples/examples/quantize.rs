@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use miles_backend_cpu_ref::CpuRef;
+use miles_core::checkpoint::RawTensors;
 use miles_core::format::layout::ScaleLayout;
 use miles_core::format::{Axis, FormatError, NonFinite, QuantizeSpec, ScaleScope};
 use miles_examples::quantize::{Request, built_in, quantize_file};
-use miles_examples::{FileError, exit, read_file, write_safetensors};
-use safetensors::SafeTensors;
+use miles_examples::{exit, refuse_replacing, write_safetensors};
 
 /// Quantizes every 2-D tensor of a safetensors file and writes its codes, scales and decoded values.
 ///
@@ -19,10 +19,12 @@ use safetensors::SafeTensors;
 ///   NAME/codes        U8: one byte per element [rows, cols]; nvfp4 and int4-group two per byte [rows, cols/2] (even
 ///                     element in the low nibble); with --axis column those of the transpose, but for mxfp8
 ///   NAME/scales       U8 (nvfp4: E4M3, mxfp8: E8M0) or F32 decode scales (the others), compact [scale rows, blocks];
-///                     with another --layout the U8 buffer that a kernel reads
+///                     with another --layout the U8 buffer that a kernel reads; fp8-tensor has no block scales: F32 [0, 0]
 ///   NAME/outer        F32 second-level decode scales, one per line or one for the tensor; only nvfp4 and fp8-tensor
-///                     have them, and fp8-tensor has no others
+///                     have them
 ///   NAME/dequantized  BF16 [rows, cols]
+///
+/// A matrix with 0 rows or columns has the same tensors, with those shapes.
 ///
 /// Formats: nvfp4, mxfp8, fp8-block, fp8-channel, fp8-tensor, int8-channel, and int4-group with a variant.
 ///
@@ -31,15 +33,15 @@ use safetensors::SafeTensors;
 ///   fp8-block   power-of-two, deepgemm, deepgemm-ue8m0, sglang, sglang-divide, deepseek, deepseek-ue8m0
 ///   int4-group  32, 64, 128
 ///
-/// Tensors of other ranks are skipped with a notice; a matrix that is not BF16, F16 or F32 is an error. `--scale` and
-/// `--group` matter to formats with an outer scale only. On an error nothing is written.
+/// Tensors of other ranks are skipped with a notice; a matrix that is not BF16, F16 or F32 is an error, and so is a file
+/// without a matrix. `--scale` and `--group` matter to formats with an outer scale only. On an error nothing is written.
 #[derive(Parser)]
 #[command(verbatim_doc_comment)]
 struct Options {
     /// File to read.
     #[arg(long)]
     input: PathBuf,
-    /// File to write.
+    /// File to write; not the one to read.
     #[arg(long)]
     output: PathBuf,
     /// Quantized format.
@@ -62,7 +64,7 @@ struct Options {
     /// activation; weight for the variants 16x16 and 32x32, which leave activations as they are].
     #[arg(long)]
     operand: Option<Side>,
-    /// Arrangement of one-byte block scales; F32 scales have the linear one only.
+    /// Arrangement of one-byte block scales; formats without them (F32 scales, or none) have the linear one only.
     #[arg(long, default_value = "linear")]
     layout: Layout,
     /// NaN and infinity: an error, or converted as hardware does [default: hardware for activations, error for weights].
@@ -143,9 +145,8 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let request = options.request()?;
-    let bytes = read_file(&options.input)?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|source| FileError::Safetensors { path: options.input.clone(), source })?;
+    refuse_replacing(&options.output, &[&options.input])?;
+    let file = RawTensors::open(&options.input)?;
     let quantizer = CpuRef::new().quantizer()?;
     let skipped = |name: &str, shape: &[usize]| eprintln!("skipping `{name}`: shape {shape:?} is not 2-D");
     let outputs = quantize_file(&file, &quantizer, &request, skipped)?;

@@ -85,7 +85,14 @@ pub enum FileError {
         /// Cause.
         source: std::io::Error,
     },
-    /// The file is not a safetensors file, or the tensors cannot be one.
+    /// The output is an input, or a file of an input directory.
+    ReplacesInput {
+        /// Output.
+        output: PathBuf,
+        /// Input.
+        input: PathBuf,
+    },
+    /// The tensors cannot be a safetensors file.
     Safetensors {
         /// File.
         path: PathBuf,
@@ -98,6 +105,9 @@ impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FileError::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            FileError::ReplacesInput { output, input } => {
+                write!(f, "{}: this output would replace the input {}", output.display(), input.display())
+            }
             FileError::Safetensors { path, source } => write!(f, "{}: {source}", path.display()),
         }
     }
@@ -107,31 +117,46 @@ impl Error for FileError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             FileError::Io { source, .. } => Some(source),
+            FileError::ReplacesInput { .. } => None,
             FileError::Safetensors { source, .. } => Some(source),
         }
     }
 }
 
-/// Reads a whole file.
+/// Refuses an output that is one of the inputs or a file of an input directory, by whatever path or link it is named.
 ///
 /// # Errors
-/// If it cannot be read.
-pub fn read_file(path: &Path) -> Result<Vec<u8>, FileError> {
-    std::fs::read(path).map_err(|source| FileError::Io { path: path.to_owned(), source })
+/// [`FileError::ReplacesInput`].
+pub fn refuse_replacing(output: &Path, inputs: &[&Path]) -> Result<(), FileError> {
+    // What is not there yet is nobody's input.
+    let Ok(existing) = std::fs::canonicalize(output) else { return Ok(()) };
+    let holds = |input: &&&Path| std::fs::canonicalize(input).is_ok_and(|input| existing.starts_with(input));
+    match inputs.iter().find(holds) {
+        None => Ok(()),
+        Some(input) => Err(FileError::ReplacesInput { output: output.to_owned(), input: (*input).to_owned() }),
+    }
 }
 
-/// Writes a safetensors file under a temporary name beside `path` and renames it: `path` is whole or absent.
+/// Writes a safetensors file; `path` is whole or as it was before.
 ///
 /// # Errors
 /// If the tensors do not form a file, or writing fails; nothing is then left behind.
 pub fn write_safetensors(path: &Path, tensors: &[(String, OutputTensor)]) -> Result<(), FileError> {
     let views = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    let bytes = safetensors::serialize(views, None)
+        .map_err(|source| FileError::Safetensors { path: path.to_owned(), source })?;
+    write_file(path, &bytes)
+}
+
+/// Writes a file under a temporary name beside `path` and renames it: `path` is whole or as it was before.
+///
+/// # Errors
+/// If `path` is something else than a file, or writing fails; nothing is then left behind.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
         let source = std::io::Error::new(std::io::ErrorKind::AlreadyExists, "exists and is not a regular file");
         return Err(FileError::Io { path: path.to_owned(), source });
     }
-    let bytes = safetensors::serialize(views, None)
-        .map_err(|source| FileError::Safetensors { path: path.to_owned(), source })?;
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}.partial", std::process::id()));
     let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));
@@ -178,7 +203,7 @@ mod tests {
             ("b/codes".to_owned(), OutputTensor::u8(vec![1, 3], vec![1, 2, 3])),
         ];
         write_safetensors(&path, &tensors).unwrap();
-        let bytes = read_file(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(read.tensor("a").unwrap().data(), tensors[0].1.bytes);
         assert_eq!(read.tensor("b/codes").unwrap().shape(), [1, 3]);
@@ -193,5 +218,32 @@ mod tests {
         let error = write_safetensors(&path, &[]).unwrap_err();
         assert!(error.to_string().contains("absent/out.safetensors"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_output_that_is_an_input_is_refused_by_whatever_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let (dir, input) = (directory.path(), directory.path().join("in.safetensors"));
+        std::fs::create_dir(dir.join("sub")).unwrap();
+        std::fs::write(&input, "source").unwrap();
+        let mut names = vec![input.clone(), dir.join("./in.safetensors"), dir.join("sub/../in.safetensors")];
+        #[cfg(unix)]
+        for (link, target) in [("to-file", input.as_path()), ("to-folder", dir)] {
+            std::os::unix::fs::symlink(target, dir.join(link)).unwrap();
+            names.push(if target == dir { dir.join(link).join("in.safetensors") } else { dir.join(link) });
+        }
+        for name in &names {
+            for (output, from) in [(name, &input), (&input, name)] {
+                let error = refuse_replacing(output, &[Path::new("elsewhere"), from]).unwrap_err();
+                assert!(matches!(&error, FileError::ReplacesInput { input, .. } if input == from), "{error}");
+            }
+        }
+        // A file of an input directory.
+        assert!(refuse_replacing(&input, &[dir]).is_err());
+        std::fs::write(dir.join("other"), "").unwrap();
+        for output in [dir.join("other"), dir.join("absent"), dir.join("sub/in.safetensors")] {
+            refuse_replacing(&output, &[&input]).unwrap();
+        }
+        refuse_replacing(&dir.join("absent"), &[dir]).unwrap();
     }
 }

@@ -6,16 +6,15 @@ mod output;
 use std::collections::BTreeMap;
 use std::error::Error;
 
+use miles_core::checkpoint::RawTensors;
 use miles_core::format::layout::ScaleLayout;
 use miles_core::format::{
     FormatError, FormatId, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype, builtin_rule, builtin_rules,
 };
 use miles_core::plugin::Quantizer;
 use miles_core::tensor::{DenseTensor, Dtype};
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 
-pub use error::{GroupError, TensorFailure, UnsupportedDtype};
+pub use error::{GroupError, NothingToQuantize, TensorFailure, UnsupportedDtype};
 
 use crate::OutputTensor;
 
@@ -48,28 +47,31 @@ pub fn built_in(name: &str, variant: Option<&str>) -> Result<FormatId, FormatErr
 /// Quantizes every matrix of `file`, in the order of names. Tensors of other ranks are passed to `skipped`.
 ///
 /// # Errors
-/// The first tensor that cannot be quantized or laid out, by name; a group that names what cannot be grouped.
+/// A file without a matrix; the first tensor that cannot be read, quantized or laid out, by name; a group that names what
+/// cannot be grouped.
 pub fn quantize_file(
-    file: &SafeTensors<'_>,
+    file: &RawTensors,
     quantizer: &dyn Quantizer,
     request: &Request,
     mut skipped: impl FnMut(&str, &[usize]),
 ) -> Result<Vec<(String, OutputTensor)>, Box<dyn Error>> {
-    let mut views: BTreeMap<String, TensorView<'_>> = file.tensors().into_iter().collect();
-    views.retain(|name, view| {
-        let matrix = view.shape().len() == 2;
-        if !matrix {
-            skipped(name, view.shape());
+    let mut names = Vec::new();
+    for (name, (_, shape)) in file.names().filter_map(|name| Some((name, file.find(name)?))) {
+        match shape.len() {
+            2 => names.push(name),
+            _ => skipped(name, shape),
         }
-        matrix
-    });
-    let mut grouped = quantize_groups(&views, quantizer, request)?;
+    }
+    if names.is_empty() {
+        return Err(NothingToQuantize { path: file.path().to_owned() }.into());
+    }
+    let mut grouped = quantize_groups(file, quantizer, request)?;
     let mut outputs = Vec::new();
-    for (name, view) in &views {
+    for name in names {
         let tensor = match grouped.remove(name) {
             Some(tensor) => tensor,
             None => {
-                let matrix = Matrix::read(name, view)?;
+                let matrix = Matrix::read(name, file)?;
                 let mut made = quantizer
                     .quantize(&[matrix.source()?], &request.spec)
                     .map_err(|source| TensorFailure::new(name, source))?;
@@ -85,18 +87,14 @@ pub fn quantize_file(
 
 /// The tensors of all groups, by name.
 fn quantize_groups(
-    views: &BTreeMap<String, TensorView<'_>>,
+    file: &RawTensors,
     quantizer: &dyn Quantizer,
     request: &Request,
 ) -> Result<BTreeMap<String, QuantizedTensor>, Box<dyn Error>> {
     let spec = request.spec.clone().with_scope(ScaleScope::Group);
     let mut made = BTreeMap::new();
     for group in &request.groups {
-        let mut matrices = Vec::new();
-        for name in group {
-            let view = views.get(name).ok_or_else(|| GroupError::Unknown { tensor: name.clone() })?;
-            matrices.push(Matrix::read(name, view)?);
-        }
+        let matrices = group.iter().map(|name| Matrix::read(name, file)).collect::<Result<Vec<_>, _>>()?;
         let sources = matrices.iter().map(Matrix::source).collect::<Result<Vec<_>, _>>()?;
         let tensors =
             quantizer.quantize(&sources, &spec).map_err(|source| TensorFailure::new(&group.join("`, `"), source))?;
@@ -119,15 +117,18 @@ struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    fn read(name: &'a str, view: &TensorView<'_>) -> Result<Self, Box<dyn Error>> {
-        let (stored, dtype) = match view.dtype() {
+    fn read(name: &'a str, file: &RawTensors) -> Result<Self, Box<dyn Error>> {
+        let Some((stored, &[rows, cols])) = file.find(name) else {
+            return Err(GroupError::Unknown { tensor: name.to_owned() }.into());
+        };
+        let (stored, dtype) = match stored {
             safetensors::Dtype::BF16 => (Dtype::Bf16, SourceDtype::Bf16),
             safetensors::Dtype::F16 => (Dtype::F16, SourceDtype::F32),
             safetensors::Dtype::F32 => (Dtype::F32, SourceDtype::F32),
             dtype => return Err(UnsupportedDtype { tensor: name.to_owned(), dtype }.into()),
         };
-        let values = DenseTensor::new(stored, view.shape().to_vec(), view.data())?.to_f32();
-        Ok(Matrix { name, values, rows: view.shape()[0], cols: view.shape()[1], dtype })
+        let values = DenseTensor::new(stored, vec![rows, cols], file.read(name)?)?.to_f32();
+        Ok(Matrix { name, values, rows, cols, dtype })
     }
 
     fn source(&self) -> Result<Source<'_>, TensorFailure> {
@@ -140,21 +141,33 @@ impl<'a> Matrix<'a> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use miles_backend_cpu_ref::CpuRef;
-    use miles_core::format::QuantizeSpec;
+    use miles_core::format::{Axis, QuantizeSpec};
 
     use super::*;
-    use crate::{read_file, write_safetensors};
+    use crate::write_safetensors;
 
     fn request(format: &str, groups: &[&[&str]], layout: ScaleLayout) -> Request {
-        let spec = QuantizeSpec::weight(built_in(format, None).unwrap()).with_scope(ScaleScope::Tensor);
+        let spec = QuantizeSpec::weight(FormatId::new(format).unwrap()).with_scope(ScaleScope::Tensor);
         let groups = groups.iter().map(|group| group.iter().map(|&name| name.to_owned()).collect()).collect();
         Request { spec, groups, layout }
     }
 
-    /// `gate` and `up` of equal width, `down` of another, and a vector.
-    fn run(request: &Request) -> Result<BTreeMap<String, OutputTensor>, String> {
+    /// What becomes of a file of these tensors, in the order of names.
+    fn made(request: &Request, tensors: &[(String, OutputTensor)]) -> Result<BTreeMap<String, OutputTensor>, String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("in.safetensors");
+        write_safetensors(&path, tensors).unwrap();
+        let quantizer = CpuRef::new().quantizer().unwrap();
+        let file = RawTensors::open(&path).unwrap();
+        let made = quantize_file(&file, &quantizer, request, |name, _| assert_eq!(name, "norm"));
+        made.map(|outputs| outputs.into_iter().collect()).map_err(|error| {
+            let cause = error.source().map(ToString::to_string).unwrap_or_default();
+            format!("{error}: {cause}")
+        })
+    }
+
+    /// `gate` and `up` of equal width, `down` of another, and a vector.
+    fn run(request: &Request) -> Result<BTreeMap<String, OutputTensor>, String> {
         let ramp = |count: usize, step: f32| (0..count).map(|i| i as f32 * step - 3.0).collect::<Vec<_>>();
         let tensors = [
             ("down".to_owned(), OutputTensor::f32(vec![3, 32], &ramp(96, 0.5))),
@@ -162,15 +175,64 @@ mod tests {
             ("norm".to_owned(), OutputTensor::f32(vec![4], &[1.0; 4])),
             ("up".to_owned(), OutputTensor::f32(vec![5, 64], &ramp(320, 8.0))),
         ];
-        write_safetensors(&path, &tensors).unwrap();
-        let bytes = read_file(&path).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let quantizer = CpuRef::new().quantizer().unwrap();
-        let made = quantize_file(&file, &quantizer, request, |name, _| assert_eq!(name, "norm"));
-        made.map(|outputs| outputs.into_iter().collect()).map_err(|error| {
-            let cause = error.source().map(ToString::to_string).unwrap_or_default();
-            format!("{error}: {cause}")
-        })
+        made(request, &tensors)
+    }
+
+    #[test]
+    fn a_file_without_a_matrix_is_an_error_that_names_it() {
+        let vector = ("norm".to_owned(), OutputTensor::f32(vec![4], &[1.0; 4]));
+        for tensors in [&[][..], &[vector]] {
+            let error = made(&request("mxfp8", &[], ScaleLayout::Linear), tensors).unwrap_err();
+            assert!(error.contains("in.safetensors") && error.contains("nothing to quantize"), "{error}");
+        }
+    }
+
+    /// Shapes are those of the help, also where a side is empty: `[rows, cols]`, or that of the transpose.
+    #[test]
+    fn parts_of_empty_matrices_keep_their_shapes() {
+        for (format, is_packed) in [
+            ("nvfp4", true),
+            ("nvfp4/16x16", true),
+            ("nvfp4/hadamard", true),
+            ("mxfp8", false),
+            ("mxfp8/32x32", false),
+            ("fp8-block", false),
+            ("fp8-channel", false),
+            ("fp8-tensor", false),
+            ("int8-channel", false),
+            ("int4-group/128", true),
+        ] {
+            for (rows, cols) in [(0, 32), (64, 0), (0, 0)] {
+                for axis in [Axis::Row, Axis::Column] {
+                    let mut request = request(format, &[], ScaleLayout::Linear);
+                    request.spec = request.spec.with_axis(axis);
+                    let parts = made(&request, &[("a".to_owned(), OutputTensor::f32(vec![rows, cols], &[]))]).unwrap();
+                    let transposed = axis == Axis::Column && !format.starts_with("mxfp8");
+                    let (lines, length) = if transposed { (cols, rows) } else { (rows, cols) };
+                    let line_bytes = if is_packed { length / 2 } else { length };
+                    assert_eq!(parts["a/codes"].shape, [lines, line_bytes], "{format} {axis:?}");
+                    assert_eq!(parts["a/dequantized"].shape, [rows, cols], "{format} {axis:?}");
+                    let has_outer = format.starts_with("nvfp4") || format == "fp8-tensor";
+                    assert_eq!(parts.contains_key("a/outer"), has_outer, "{format} {axis:?}");
+                    assert_eq!(parts.len(), 3 + usize::from(has_outer));
+                }
+            }
+        }
+        // One outer scale per row of a matrix without rows.
+        let mut by_row = request("nvfp4", &[], ScaleLayout::Linear);
+        by_row.spec = by_row.spec.with_scope(ScaleScope::Row);
+        let parts = made(&by_row, &[("a".to_owned(), OutputTensor::f32(vec![0, 32], &[]))]).unwrap();
+        assert_eq!((&parts["a/outer"].shape, &parts["a/scales"].shape), (&vec![0], &vec![0, 2]));
+    }
+
+    #[test]
+    fn a_format_without_block_scales_has_none_to_arrange() {
+        let linear = run(&request("fp8-tensor", &[], ScaleLayout::Linear)).unwrap();
+        assert_eq!(linear["up/scales"].shape, [0, 0]);
+        for format in ["fp8-tensor", "fp8-block"] {
+            let error = run(&request(format, &[], ScaleLayout::Tile128x4)).unwrap_err();
+            assert!(error.contains(format) && error.contains("no one-byte block scales"), "{error}");
+        }
     }
 
     #[test]
@@ -206,7 +268,7 @@ mod tests {
         assert_eq!(tiles["up/scales"].shape, [512]);
         assert_eq!(tiles["up/scales"].bytes[16..18], linear["up/scales"].bytes[2..4]);
         let error = run(&request("fp8-block", &[], ScaleLayout::Tile8x4)).unwrap_err();
-        assert!(error.contains("`down`") && error.contains("F32 block scales"), "{error}");
+        assert!(error.contains("`down`") && error.contains("no one-byte block scales"), "{error}");
     }
 
     #[test]

@@ -69,14 +69,13 @@ impl TrainingArgs {
     ///
     /// # Errors
     /// Everything that is wrong with any of them, at once.
-    pub fn plan(&self, defaults: RunConfig) -> Result<Plan, Box<dyn Error>> {
-        let text = match &self.config {
-            Some(path) => std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,
-            None => String::new(),
-        };
+    pub fn plan(&self, defaults: RunConfig) -> Result<Plan, ConfigErrors> {
         let mut overrides = self.flags();
         overrides.extend_from_slice(&self.overrides);
-        Ok(Plan::read(defaults, &text, &overrides)?)
+        match &self.config {
+            Some(path) => Plan::read_file(defaults, path, &overrides),
+            None => Plan::read(defaults, "", &overrides),
+        }
     }
 
     /// The flags that were given, as overrides of the keys that they stand for.

@@ -14,7 +14,7 @@ fuzz_target!(|text: &str| {
         assert!(!errors.issues.is_empty() && !errors.to_string().is_empty());
     }
     let Ok(config) = RunConfig::parse(&toml, &overrides) else { return };
-    let written = config.to_toml();
+    let written = config.to_toml().expect("what was read from TOML can be written");
     let again = RunConfig::parse(&written, &[]).unwrap_or_else(|errors| panic!("{errors}\n{written}"));
     let (before, after) = (ConfigFingerprint::of(&config), ConfigFingerprint::of(&again));
     assert_eq!(before.differences(&after), Vec::<String>::new());

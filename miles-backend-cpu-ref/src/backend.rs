@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use miles_core::format::{FormatId, FormatRule, nvfp4};
+use miles_core::plugin::limits::MAX_THREADS;
 use miles_core::plugin::{
     ActivationDtype, Backend, Capabilities, EngineOptions, MasterDtype, PublicationMode, Quantizer, RolloutEngine,
 };
 use miles_core::registry::RegistryError;
 use miles_core::{Result, register_backend};
-use rayon::ThreadPoolBuilder;
 use serde::Deserialize;
 
 use crate::engine::CpuEngine;
 use crate::kernel::{Compute, Isa};
-use crate::ops::{Context, OperationError};
+use crate::ops::{Context, threads};
 use crate::quantizer::CpuQuantizer;
 use crate::trainer::CpuTrainer;
 
@@ -53,12 +53,11 @@ impl CpuRef {
     /// Threads and instruction set.
     ///
     /// # Errors
-    /// If worker threads cannot be started.
+    /// If more than [`MAX_THREADS`] worker threads are asked for, or they cannot be started.
     pub fn compute(&self) -> Result<Compute> {
-        let threads = self.threads.or_else(|| available_parallelism().ok()).map_or(1, NonZeroUsize::get);
-        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("{NAME}-{index}")).build();
-        let pool = pool.map_err(|error| OperationError::Threads { threads, why: error.to_string() })?;
-        Ok(Compute::from_parts(self.isa.unwrap_or_else(Isa::detect), Arc::new(pool)))
+        let every_core = || available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_THREADS);
+        let pool = threads::pool(self.threads.map_or_else(every_core, NonZeroUsize::get))?;
+        Ok(Compute::from_parts(self.isa.unwrap_or_else(Isa::detect), pool))
     }
 
     /// The quantizer.

@@ -14,6 +14,7 @@ pub mod convert;
 pub mod digest;
 mod error;
 pub mod format;
+pub mod json;
 pub mod model;
 pub mod names;
 pub mod network;

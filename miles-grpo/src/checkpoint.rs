@@ -15,6 +15,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use miles_core::digest::Digest;
+use miles_core::json;
 use miles_core::plugin::Trainer;
 use miles_core::policy::PolicyStamp;
 use serde::{Deserialize, Serialize};
@@ -168,7 +169,7 @@ impl SavedLoop {
     fn read(dir: PathBuf) -> Result<Self> {
         let path = dir.join(LOOP);
         let bytes = fs::read(&path).map_err(io(&path))?;
-        let state = serde_json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
+        let state = json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
         Ok(SavedLoop { dir, state })
     }
 
@@ -193,7 +194,7 @@ impl SavedLoop {
         let path = self.dir.join(DIGESTS);
         let bytes = fs::read(&path).map_err(io(&path))?;
         let digests: BTreeMap<String, Digest> =
-            serde_json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
+            json::from_slice(&bytes).map_err(|source| ResumeError::Malformed { path, source })?;
         for entry in fs::read_dir(&dir).map_err(io(&dir))? {
             let entry = entry.map_err(io(&dir))?;
             // A folder, a link or a device is nothing that a trainer saved, and reading one may have no end.

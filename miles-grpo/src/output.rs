@@ -154,6 +154,13 @@ impl OutputDir {
 const OWNED: [&str; 7] =
     ["run.toml", "metrics.jsonl", "ledger.jsonl", "checkpoints", "policy", "report.html", "versions"];
 
+/// What of the output directory `out` an input lies in, links followed: the run would replace it.
+pub(crate) fn replaced_by(out: &Path, input: &Path) -> Option<PathBuf> {
+    let input = fs::canonicalize(input).ok()?;
+    let owned = OWNED.into_iter().map(|name| out.join(name));
+    owned.into_iter().find(|owned| fs::canonicalize(owned).is_ok_and(|owned| input.starts_with(owned)))
+}
+
 /// Writes a file whole or not at all.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {
     let partial = path.with_extension("partial");

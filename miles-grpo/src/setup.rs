@@ -1,5 +1,6 @@
 //! Everything between a plan and the first step.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use miles_core::checkpoint::Checkpoint;
@@ -13,7 +14,7 @@ use miles_core::{Error as CoreError, registry};
 
 use crate::builder::RunBuilder;
 use crate::checkpoint::{ResumeError, SavedLoop};
-use crate::config::{ConfigErrors, ConfigIssue, Plan, PrecisionPlan, Why};
+use crate::config::{ConfigErrors, ConfigIssue, Plan, PrecisionPlan, Why, check_held_out};
 use crate::data::{ChatTemplate, PromptReader, PromptSet, TextTokenizer};
 use crate::output::{OutputDir, truncate, write_whole};
 use crate::parts::{Facts, Parts};
@@ -49,12 +50,13 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
         saved.check_config(&plan.fingerprint)?;
         run_audit::check_saved(&out, saved, &KnownPolicy::of(checkpoint.network(), &map))?;
     }
+    let saved = saved.map(|saved| saved.trainer_dir().map(|dir| (saved, dir))).transpose()?;
     let engine = engine(&plan, &backend, &checkpoint, &map)?;
     let trainer = trainer(&plan, &backend, &checkpoint, &map, &out)?;
 
     // Everything that may be refused was looked at: from here on the run writes.
     out.claim(is_resumed)?;
-    let state = saved.as_ref().map(|saved| &saved.state);
+    let state = saved.as_ref().map(|(saved, _)| &saved.state);
     let metrics = MetricsFile::open(&out.metrics(), state.map_or(0, |state| state.metrics_bytes))?;
     truncate(&out.ledger(), state.map_or(0, |state| state.ledger_bytes))?;
     write_whole(&out.config(), plan.config_toml.as_bytes())?;
@@ -67,7 +69,7 @@ pub(crate) async fn setup(builder: RunBuilder) -> Result<Run> {
     let mut parts = Parts { engine, trainer, store, reward, advantage, loss, scheduler, observers };
     let started = match &saved {
         None => start(&plan, &mut parts, &ledger)?,
-        Some(saved) => resume(&plan, &mut parts, saved)?,
+        Some((saved, trainer_dir)) => resume(&plan, &mut parts, saved, trainer_dir)?,
     };
     publish::deliver(parts.store.as_ref(), parts.engine.as_ref(), &started.published).await?;
     let facts = Facts {
@@ -95,12 +97,12 @@ fn start(plan: &Plan, parts: &mut Parts, ledger: &Ledger) -> Result<Started> {
 
 /// Makes the reference and the saved version again and compares both with what was saved. Their quantization is in the
 /// ledger already.
-fn resume(plan: &Plan, parts: &mut Parts, saved: &SavedLoop) -> Result<Started> {
+fn resume(plan: &Plan, parts: &mut Parts, saved: &SavedLoop, trainer_dir: &Path) -> Result<Started> {
     let (state, ledger) = (&saved.state, Ledger::discard());
     let trainer = parts.trainer.as_mut();
     let reference = publish::quantize(trainer, first_version(plan, &ledger))?.stamp();
     same("reference policy", state.reference, reference)?;
-    trainer.restore(&saved.trainer_dir()?)?;
+    trainer.restore(trainer_dir)?;
     let step = state.steps_done.saturating_sub(1);
     let context = PolicyContext { run: &plan.run.name, step, version: state.policy.version, ledger: &ledger };
     let published = publish::quantize(trainer, context)?;
@@ -184,6 +186,9 @@ fn data(plan: &Plan, model: &ModelConfig) -> Result<Data> {
     };
     let train = reader.read(&plan.data.train)?;
     let held_out = plan.evaluation.as_ref().map(|evaluation| reader.read(&evaluation.data)).transpose()?;
+    if let (Some(evaluation), Some(held_out)) = (&plan.evaluation, &held_out) {
+        check_held_out(evaluation, held_out.len())?;
+    }
     if train.len() < plan.rollout.prompts_per_step {
         let with = format!("data.train = {}, which has {} prompts", plan.data.train.display(), train.len());
         let issue = ConfigIssue {

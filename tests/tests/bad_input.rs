@@ -24,7 +24,7 @@ const WEIGHTS: &str = "model/model.safetensors";
 const QUERY: &str = "model.layers.0.self_attn.q_proj.weight";
 
 /// What stops a run from being built; nothing was written, nothing was deleted.
-fn refused(workspace: &Workspace, overrides: &[&str]) -> Error {
+pub fn refused(workspace: &Workspace, overrides: &[&str]) -> Error {
     let old = workspace.path("old");
     fs::create_dir_all(old.join("policy")).unwrap();
     fs::write(old.join("metrics.jsonl"), "{\"step\":0}\n").unwrap();
@@ -55,7 +55,8 @@ fn checkpoint_error(error: Error) -> CheckpointError {
     }
 }
 
-fn config_errors(error: Error) -> ConfigErrors {
+/// What is wrong with a config.
+pub fn config_errors(error: Error) -> ConfigErrors {
     match error {
         Error::Config(errors) => errors,
         other => panic!("{other}"),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod bad_input;
+mod bad_values;
 mod batch_invariance;
 mod cache;
 mod checkpoint_layouts;

@@ -2,6 +2,22 @@
 
 use std::error::Error;
 use std::fmt;
+use std::path::PathBuf;
+
+/// A file without a single matrix.
+#[derive(Debug)]
+pub struct NothingToQuantize {
+    /// The file.
+    pub path: PathBuf,
+}
+
+impl fmt::Display for NothingToQuantize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: nothing to quantize: the file holds no 2-D tensor", self.path.display())
+    }
+}
+
+impl Error for NothingToQuantize {}
 
 /// A matrix that is not in high precision.
 #[derive(Debug)]

@@ -1,17 +1,23 @@
 //! Requests that cannot be computed.
 
 use miles_core::network::Network;
+use miles_core::plugin::limits::MAX_COMPLETIONS;
 use miles_core::plugin::{GenerateRequest, RolloutError};
 
 /// Refuses prompts that cannot be computed.
 ///
 /// # Errors
-/// A prompt without tokens, with an id outside the vocabulary, or that leaves no room for the longest completion.
+/// More completions than a request may have; a prompt without tokens, with an id outside the vocabulary, or that leaves no room for the longest completion.
 pub(super) fn check_prompts(
     request: &GenerateRequest,
     network: &Network,
     context_tokens: usize,
 ) -> Result<(), RolloutError> {
+    let counts = request.prompts.iter().map(|prompt| prompt.completions);
+    let completions = counts.fold(0, usize::saturating_add);
+    if completions > MAX_COMPLETIONS {
+        return Err(RolloutError::TooManyCompletions { completions, limit: MAX_COMPLETIONS });
+    }
     let (vocab_size, max_new_tokens) = (network.config.vocab_size, request.sampling.max_new_tokens);
     for prompt in &request.prompts {
         let (key, prompt_tokens) = (prompt.key, prompt.tokens.len());

@@ -142,10 +142,10 @@ impl RolloutEngine for CpuEngine {
     }
 
     async fn generate(&self, request: &GenerateRequest, cancel: &CancelToken) -> Result<Rollout> {
-        let generation = Generation::new(&self.live, self.publication, request, self.limits)?;
+        self.live.policy()?;
         sampler::check_sampling(&request.sampling, self.network.config.vocab_size)?;
         checks::check_prompts(request, &self.network, self.context_tokens)?;
-        generation.run(cancel)
+        Generation::new(&self.live, self.publication, request, self.limits)?.run(cancel)
     }
 
     fn operand(&self, id: ParamId) -> Result<PolicyTensor> {

@@ -25,15 +25,7 @@ use crate::kernel::{Isa, math};
 /// [`RolloutError::BadSampling`] names the parameter; [`RolloutError::TokenOutOfRange`] an end-of-sequence id outside
 /// the vocabulary.
 pub(super) fn check_sampling(sampling: &Sampling, vocab_size: usize) -> Result<(), RolloutError> {
-    let within = |key, value: f64, valid: bool, range| {
-        if valid { Ok(()) } else { Err(RolloutError::BadSampling { key, value, range }) }
-    };
-    let Sampling { temperature, top_p, min_p, max_new_tokens, .. } = *sampling;
-    let warm = (LOWEST_TEMPERATURE..=HIGHEST_TEMPERATURE).contains(&temperature);
-    within("temperature", temperature.into(), temperature == 0.0 || warm, "0 or 0.001..=1000")?;
-    within("top_p", top_p.into(), top_p > 0.0 && top_p <= 1.0, "(0, 1]")?;
-    within("min_p", min_p.into(), (0.0..=1.0).contains(&min_p), "[0, 1]")?;
-    within("max_new_tokens", max_new_tokens as f64, max_new_tokens > 0, "1 and above")?;
+    sampling.check()?;
     match sampling.eos_token_ids.iter().find(|&&id| id as usize >= vocab_size) {
         None => Ok(()),
         Some(&id) => Err(RolloutError::TokenOutOfRange { id, vocab_size }),
@@ -182,10 +174,6 @@ fn pick(ids: impl Iterator<Item = u32> + Clone, weights: &[f32], point: f64) -> 
     last
 }
 
-/// Below this a division of ordinary logits leaves the range of `f32`.
-const LOWEST_TEMPERATURE: f32 = 1e-3;
-/// Above this every distribution is flat.
-const HIGHEST_TEMPERATURE: f32 = 1e3;
 /// Ids ranked before top-p looks further.
 const FIRST_WINDOW: usize = 64;
 

@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use miles_core::Result;
 use miles_core::digest::Digest;
 use miles_core::plugin::Quantizer;
-use rayon::ThreadPoolBuilder;
 
-use super::OperationError;
+use super::{OperationError, threads};
 use crate::kernel::Compute;
 use crate::kernel::pack::PackedWeight;
 
@@ -39,11 +38,10 @@ impl Context {
     /// The same packed weights, quantizer and instruction set on `threads` threads of its own (at least one).
     ///
     /// # Errors
-    /// If the operating system refuses the threads.
+    /// If they are more than [`MAX_THREADS`](miles_core::plugin::limits::MAX_THREADS), or the operating system refuses
+    /// them.
     pub fn with_threads(&self, threads: usize) -> Result<Self, OperationError> {
-        let pool = ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
-        let pool = pool.map_err(|error| OperationError::Threads { threads, why: error.to_string() })?;
-        Ok(self.with_compute(Compute::from_parts(self.compute.isa(), Arc::new(pool))))
+        Ok(self.with_compute(Compute::from_parts(self.compute.isa(), threads::pool(threads)?)))
     }
 
     /// The same packed weights and threads with another quantizer.

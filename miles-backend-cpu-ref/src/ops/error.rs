@@ -40,6 +40,14 @@ pub enum OperationError {
         /// Tensor.
         tensor: String,
     },
+    /// More worker threads than a backend may have.
+    #[error("{threads} worker threads, more than the limit of {limit}")]
+    TooManyThreads {
+        /// Threads asked for.
+        threads: usize,
+        /// Most that are accepted.
+        limit: usize,
+    },
     /// The operating system refused worker threads.
     #[error("cannot start {threads} worker threads: {why}")]
     Threads {

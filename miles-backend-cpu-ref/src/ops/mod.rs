@@ -29,6 +29,7 @@ pub mod rope;
 pub mod rounding;
 pub mod router;
 pub mod swiglu;
+pub(crate) mod threads;
 pub(crate) mod weights;
 
 pub use activation::Activation;

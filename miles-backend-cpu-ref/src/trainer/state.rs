@@ -78,7 +78,7 @@ pub(super) fn restore(
 ) -> Result<()> {
     let path = directory.join(STATE);
     let text = fs::read_to_string(&path).map_err(|error| state_error(&path, &error))?;
-    let state: State = serde_json::from_str(&text).map_err(|error| state_error(&path, &error))?;
+    let state: State = miles_core::json::from_str(&text).map_err(|error| state_error(&path, &error))?;
     if state.partition != partition {
         let file = path.display().to_string();
         return Err(TrainError::PartitionMismatch { file, saved: state.partition, trainer: partition }.into());

@@ -134,7 +134,7 @@ impl ContractSidecar {
         }
         // A later version may have other keys: its number is what to name then.
         let Version { contract: found } =
-            serde_json::from_slice(text).map_err(|source| ContractError::Json { source })?;
+            crate::json::from_slice(text).map_err(|source| ContractError::Json { source })?;
         if found != Self::VERSION {
             return Err(ContractError::Version { found, known: Self::VERSION });
         }

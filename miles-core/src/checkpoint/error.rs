@@ -39,6 +39,17 @@ pub enum CheckpointError {
         /// Directory.
         dir: PathBuf,
     },
+    /// Weights in one file and in shards beside it; programs differ in which of them they read.
+    #[error(
+        "{}: {} names other files, and programs differ in which of the two they read; remove one",
+        single.display(), index.display()
+    )]
+    TwoSources {
+        /// `model.safetensors`.
+        single: PathBuf,
+        /// Index of the shards.
+        index: PathBuf,
+    },
     /// The shard index is not what an index has to be.
     #[error("{}: {why}", path.display())]
     BadIndex {
@@ -143,6 +154,14 @@ pub enum CheckpointError {
         /// The other; may be the same.
         second: PathBuf,
     },
+    /// `config.json` declares a layout of codes, and every tensor is in high precision.
+    #[error("{}: `quantization_config` declares {format}, but no tensor of the checkpoint holds codes", path.display())]
+    NothingQuantized {
+        /// `config.json`.
+        path: PathBuf,
+        /// Format of the declared layout.
+        format: String,
+    },
     /// Tensors of the network that are not stored.
     #[error("{}: {} tensors are missing: {}", dir.display(), tensors.len(), first_few(tensors))]
     MissingTensors {
@@ -237,7 +256,7 @@ pub enum CheckpointError {
         embedding: Digest,
     },
     /// A weight that is NaN or infinite.
-    #[error("{}: `{tensor}` is {value} at row {row}, column {column}", path.display())]
+    #[error("{}: `{tensor}` is {value:?} at row {row}, column {column}", path.display())]
     NonFinite {
         /// File.
         path: PathBuf,

@@ -16,10 +16,11 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::error::{CheckpointError, io};
 use super::limits::{MAX_HEADER_BYTES, MAX_RANK, MAX_TENSORS};
+use crate::json;
 
 /// Free text of a header.
 pub(super) type Metadata = BTreeMap<String, String>;
@@ -89,12 +90,12 @@ pub(super) fn read(path: &Path, file: &mut File) -> Result<Header, CheckpointErr
 pub(super) fn encode(tensors: &[(&str, Dtype, &[usize])], metadata: &Metadata) -> Vec<u8> {
     let mut object = Map::new();
     if !metadata.is_empty() {
-        object.insert("__metadata__".to_owned(), json!(metadata));
+        object.insert("__metadata__".to_owned(), serde_json::json!(metadata));
     }
     let mut start = 0;
     for (name, dtype, shape) in tensors {
         let end = start + tensor_bytes(*dtype, shape).unwrap_or(0);
-        let entry = json!({ "dtype": dtype.to_string(), "shape": shape, "data_offsets": [start, end] });
+        let entry = serde_json::json!({ "dtype": dtype.to_string(), "shape": shape, "data_offsets": [start, end] });
         object.insert((*name).to_owned(), entry);
         start = end;
     }
@@ -117,12 +118,14 @@ fn parse(path: &Path, text: &[u8], data_start: u64, max_tensors: usize) -> Resul
         });
     }
     let mut seen = HashSet::new();
+    if let Some((name, _)) = entries.iter().find(|(name, _)| !seen.insert(name)) {
+        let (first, second) = (path.to_owned(), path.to_owned());
+        return Err(CheckpointError::DuplicateTensor { tensor: name.clone(), first, second });
+    }
+    // What is left are keys that one entry gives twice.
+    json::check_keys(text).map_err(|error| bad(error.to_string()))?;
     let mut header = Header { tensors: Vec::with_capacity(entries.len()), metadata: Metadata::new() };
     for (name, value) in entries {
-        if !seen.insert(name.clone()) {
-            let (first, second) = (path.to_owned(), path.to_owned());
-            return Err(CheckpointError::DuplicateTensor { tensor: name, first, second });
-        }
         if name == "__metadata__" {
             header.metadata = serde_json::from_value(value).map_err(|error| bad(format!("`__metadata__`: {error}")))?;
             continue;

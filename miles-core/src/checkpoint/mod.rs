@@ -17,6 +17,7 @@ mod contract;
 mod contract_error;
 pub(crate) mod converted;
 mod declare;
+mod declared;
 pub(crate) mod directory;
 pub(crate) mod error;
 mod finite;
@@ -43,6 +44,7 @@ mod writer;
 pub use contract::{ContractSidecar, ContractTensor};
 pub use contract_error::ContractError;
 pub use error::CheckpointError;
+pub use raw::RawTensors;
 pub use sidecar::SIDECARS;
 pub use stored_error::StoredError;
 pub use stored_model::StoredModel;
@@ -80,6 +82,7 @@ impl Checkpoint {
         let network = Network::new(config.model());
         let stored = StoredTensors::open(dir)?;
         let bindings = bind::bind(dir, &config, &network, &stored)?;
+        declared::check(&config, &bindings)?;
         let bound = Bound::new(dir, &network, stored, bindings)?;
         Ok(Checkpoint { dir: dir.to_owned(), config, network: Arc::new(network), bound })
     }

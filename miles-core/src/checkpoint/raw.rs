@@ -1,4 +1,4 @@
-//! Safetensors files for other parts of the crate: named arrays of bytes, without the names of a model.
+//! Safetensors files as named arrays of bytes, without the names of a model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,25 +14,38 @@ pub(crate) fn raw_header(tensors: &[(&str, Dtype, &[usize])], metadata: &BTreeMa
     header::encode(tensors, metadata)
 }
 
-/// An open file whose header is checked; tensors are read on demand.
+/// An open safetensors file whose header is checked: every byte belongs to exactly one tensor, and no name is given
+/// twice. Tensors are read on demand.
 #[derive(Debug)]
-pub(crate) struct RawTensors {
+pub struct RawTensors {
     file: Shard,
     places: BTreeMap<String, usize>,
 }
 
 impl RawTensors {
-    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+    /// Opens a file and checks its header against its size.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when it cannot be read, is no safetensors file, is cut short or too long, or names a tensor
+    /// twice.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let file = Shard::open(path)?;
         let places = file.tensors().iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         Ok(RawTensors { file, places })
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     pub(crate) fn metadata(&self) -> &BTreeMap<String, String> {
         self.file.metadata()
     }
 
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+    /// The names of its tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }
 
@@ -43,14 +56,19 @@ impl RawTensors {
         Some(&tensor.name)
     }
 
-    /// Number type and shape of a tensor.
-    pub(crate) fn find(&self, name: &str) -> Option<(Dtype, &[usize])> {
+    /// Number type and shape of a tensor; `None` when the file has none of the name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<(Dtype, &[usize])> {
         let tensor = &self.file.tensors()[*self.places.get(name)?];
         Some((tensor.dtype, &tensor.shape))
     }
 
-    /// All bytes of a tensor; the header was checked against the size of the file, so there are that many.
-    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+    /// All bytes of a tensor, row-major and little endian; the header was checked against the size of the file, so there
+    /// are that many.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoSuchTensor`], [`CheckpointError::Io`].
+    pub fn read(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let index = self.places.get(name).ok_or_else(|| CheckpointError::NoSuchTensor {
             path: self.file.path().to_owned(),
             tensor: name.to_owned(),

@@ -12,6 +12,7 @@ use super::error::{CheckpointError, io};
 use super::header::{self, Metadata, TensorInfo};
 use super::limits::{MAX_JSON_BYTES, MAX_TENSORS};
 use super::positional::read_exact_at;
+use crate::json;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -73,10 +74,10 @@ impl Shard {
 }
 
 impl StoredTensors {
-    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`.
+    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`. Both together are refused unless the
+    /// index names the single file alone: transformers would read that file and vLLM the shards, two different models.
     pub(super) fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
-        // The index goes first, as in transformers: a single file beside it is left over from something else.
         let shards = if index.exists() {
             open_index(dir, &index)?
         } else if single.exists() {
@@ -139,10 +140,13 @@ fn open_index(dir: &Path, path: &Path) -> Result<Vec<Shard>, CheckpointError> {
         return Err(CheckpointError::OverLimit { path: path.to_owned(), what, actual: bytes, limit: MAX_JSON_BYTES });
     }
     let text = fs::read(path).map_err(io(path))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+    let index: Index = json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
     let mut first_tensor: BTreeMap<&str, &str> = BTreeMap::new();
     for (tensor, shard) in &index.weight_map {
         first_tensor.entry(shard).or_insert(tensor);
+    }
+    if dir.join(SINGLE).exists() && first_tensor.keys().any(|name| *name != SINGLE) {
+        return Err(CheckpointError::TwoSources { single: dir.join(SINGLE), index: path.to_owned() });
     }
     let mut shards = Vec::with_capacity(first_tensor.len());
     for (name, tensor) in first_tensor {

@@ -7,7 +7,7 @@ use super::{Axis, FormatId, Partition, ScaleKind, ScaleScope, id};
 #[non_exhaustive]
 pub enum FormatError {
     /// A source value is NaN or infinite and the spec does not allow it.
-    #[error("tensor {tensor}: value {value} at row {row}, column {column} (block {block}) is not finite")]
+    #[error("tensor {tensor}: value {value:?} at row {row}, column {column} (block {block}) is not finite")]
     NonFinite {
         /// The tensor's name.
         tensor: String,
@@ -220,7 +220,7 @@ pub enum FormatError {
         byte: u8,
     },
     /// An `f32` block scale is not a finite number.
-    #[error("tensor {tensor}: block scale at scale row {row}, block {block} is {value}")]
+    #[error("tensor {tensor}: block scale at scale row {row}, block {block} is {value:?}")]
     NonFiniteScale {
         /// The tensor's name.
         tensor: String,
@@ -232,7 +232,7 @@ pub enum FormatError {
         value: f32,
     },
     /// An outer decode scale is not finite and non-negative, or an amax is NaN or negative.
-    #[error("tensor {tensor}: {part}[{index}] is {value}")]
+    #[error("tensor {tensor}: {part}[{index}] is {value:?}")]
     BadOuter {
         /// The tensor's name.
         tensor: String,
@@ -269,8 +269,8 @@ pub enum FormatError {
         /// Elements found.
         found: usize,
     },
-    /// A layout of one-byte scales was asked of a format whose block scales are F32.
-    #[error("format {format} has F32 block scales; the {layout} layout is for one-byte scales")]
+    /// A layout of one-byte scales was asked of a format whose block scales are F32, or that has none.
+    #[error("format {format} has no one-byte block scales, which the {layout} layout is for")]
     LayoutOfF32 {
         /// The format.
         format: FormatId,

@@ -24,12 +24,12 @@ pub enum ModelError {
         /// Largest size that is read.
         limit_bytes: u64,
     },
-    /// A file is not JSON.
-    #[error("{}: not JSON: {source}", path.display())]
+    /// A file is not JSON, or gives a key twice.
+    #[error("{}: cannot be read as JSON: {source}", path.display())]
     Json {
         /// File.
         path: PathBuf,
-        /// Cause, with line and column.
+        /// Cause, with line and column; a key that is given twice by its name.
         source: serde_json::Error,
     },
     /// A key that has no default is absent.

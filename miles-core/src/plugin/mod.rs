@@ -21,6 +21,7 @@ pub use async_trait::async_trait;
 mod advantage;
 mod backend;
 mod cancel;
+pub mod limits;
 mod loss;
 mod observer;
 mod publication;
@@ -28,6 +29,7 @@ mod quantizer;
 mod reward;
 mod rollout;
 mod rollout_error;
+mod sampling;
 mod scheduler;
 mod trainer;
 
@@ -41,9 +43,9 @@ pub use quantizer::Quantizer;
 pub use reward::{Reward, RewardError, RewardInput};
 pub use rollout::{
     Completion, CompletionGroup, FinishReason, GenerateRequest, PromptRequest, Rollout, RolloutEngine, RolloutStats,
-    Sampling,
 };
 pub use rollout_error::RolloutError;
+pub use sampling::{Sampling, SamplingRange};
 pub use scheduler::{Schedule, ScheduleView, Scheduler};
 pub use trainer::{
     ActivationDtype, AdamW, MasterDtype, SampleScores, ScoredPolicy, TrainBatch, TrainError, TrainSample, Trainer,

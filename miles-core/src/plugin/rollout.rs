@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::{CancelToken, RolloutError};
+use super::{CancelToken, RolloutError, Sampling};
 use crate::network::ParamId;
 use crate::policy::{PolicyStamp, PolicyTensor, PolicyVersion, Snapshot};
 use crate::{Error, Result};
@@ -52,23 +52,6 @@ pub(super) fn operand_unsupported(part: &str) -> Error {
     }
 }
 
-/// How tokens are drawn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// Divisor of the logits; 0 takes the largest logit.
-    pub temperature: f32,
-    /// Smallest set of tokens whose probability reaches this (1: all).
-    pub top_p: f32,
-    /// The k most likely tokens (0: all).
-    pub top_k: usize,
-    /// Tokens at least this fraction as likely as the likeliest (0: all).
-    pub min_p: f32,
-    /// Longest completion, in tokens.
-    pub max_new_tokens: usize,
-    /// Ids that end a completion; the id itself is part of it.
-    pub eos_token_ids: Vec<u32>,
-}
-
 /// One prompt and how many completions it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptRequest {
@@ -76,7 +59,8 @@ pub struct PromptRequest {
     pub key: u64,
     /// Token ids.
     pub tokens: Vec<u32>,
-    /// Completions wanted.
+    /// Completions wanted; those of all prompts of a request are at most
+    /// [`MAX_COMPLETIONS`](super::limits::MAX_COMPLETIONS).
     pub completions: usize,
 }
 

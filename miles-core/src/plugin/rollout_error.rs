@@ -38,7 +38,7 @@ pub enum RolloutError {
         vocab_size: usize,
     },
     /// A sampling parameter outside its range.
-    #[error("sampling parameter `{key}` = {value} is outside {range}")]
+    #[error("sampling parameter `{key}` = {value:?} is outside its range, {range}")]
     BadSampling {
         /// Parameter.
         key: &'static str,
@@ -46,6 +46,14 @@ pub enum RolloutError {
         value: f64,
         /// Valid range.
         range: &'static str,
+    },
+    /// More completions than one request may have.
+    #[error("{completions} completions in one request, more than the limit of {limit}")]
+    TooManyCompletions {
+        /// Of all prompts together; the largest number if they cannot be counted.
+        completions: usize,
+        /// Most that are accepted.
+        limit: usize,
     },
     /// The logits of a row hold no finite number.
     #[error("prompt {key}, completion {sample}, token {token}: the logits are not finite")]

@@ -15,6 +15,7 @@ use serde::de::IgnoredAny;
 use super::export_event::failed;
 use super::{ExportEvent, LedgerError, LedgerEvent, PolicyError, PolicyVersion, RecordedVersion};
 use crate::checkpoint::limits::MAX_JSON_BYTES;
+use crate::json;
 
 /// An open ledger file: iterates over its versions, oldest first. After an error there is nothing more.
 #[derive(Debug)]
@@ -213,7 +214,7 @@ fn parse(text: &[u8]) -> Result<(Line, Vec<u8>), serde_json::Error> {
     struct Kind {
         files: Option<IgnoredAny>,
     }
-    match serde_json::from_slice::<Kind>(text)?.files {
+    match json::from_slice::<Kind>(text)?.files {
         Some(_) => {
             let event: ExportEvent = serde_json::from_slice(text)?;
             let written = serde_json::to_vec(&event)?;

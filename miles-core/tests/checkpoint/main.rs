@@ -1,6 +1,7 @@
 //! Promises of checkpoints: strict reading, bytes unchanged, writing all or nothing.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod ambiguous;
 mod compressed;
 mod conversions;
 mod damaged;

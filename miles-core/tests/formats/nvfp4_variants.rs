@@ -222,10 +222,12 @@ fn stored_scales_of_zeros_follow_the_policy() {
     {
         let rule = Nvfp4::DEFAULT.with_zero_scale(zero);
         for (scope, expected) in [(ScaleScope::Row, row), (ScaleScope::Tensor, tensor), (ScaleScope::Group, tensor)] {
-            let spec = QuantizeSpec::weight(rule.id()).with_scope(scope);
-            let made = quantize(&rule, &[0.0; 64], 2, 32, &spec);
-            assert!(made.outer().iter().all(|&outer| outer.to_bits() == expected.to_bits()), "{zero:?} {scope}");
-            assert_same_bits(&rule.dequantize(&made).unwrap(), &[0.0; 64]);
+            // By scope, whichever operand it is.
+            for spec in [QuantizeSpec::weight(rule.id()), QuantizeSpec::activation(rule.id())] {
+                let made = quantize(&rule, &[0.0; 64], 2, 32, &spec.with_scope(scope));
+                assert!(made.outer().iter().all(|&outer| outer.to_bits() == expected.to_bits()), "{zero:?} {scope}");
+                assert_same_bits(&rule.dequantize(&made).unwrap(), &[0.0; 64]);
+            }
         }
         // A row that is not zero has the same scale under every policy.
         let made = quantize(&rule, &[1.0; 32], 1, 32, &QuantizeSpec::weight(rule.id()));

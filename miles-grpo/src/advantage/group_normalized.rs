@@ -42,10 +42,9 @@ impl Advantage for GroupNormalized {
 
 register_advantage!("group-normalized", |table| {
     let made: GroupNormalized = options::read("advantage", "group-normalized", table)?;
-    if !(made.eps >= 0.0 && made.eps.is_finite()) {
-        return Err(
-            options::bad("advantage", "group-normalized", format!("eps = {} is not at least 0", made.eps)).into()
-        );
+    if !(0.0..=1e6).contains(&made.eps) {
+        let why = format!("eps = {:?} is not from 0 to 1e6", made.eps);
+        return Err(options::bad("advantage", "group-normalized", why).into());
     }
     Ok(Box::new(made))
 });

@@ -1,5 +1,6 @@
 //! Everything that is wrong with a config, as one value.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use miles_core::registry::RegistryError;
@@ -34,11 +35,17 @@ pub struct ConfigIssue {
 
 impl fmt::Display for ConfigIssue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = printable(&self.key);
         match self.value.is_empty() {
-            true => write!(f, "{}: {}", self.key, self.why),
-            false => write!(f, "{} = {}: {}", self.key, self.value, self.why),
+            true => write!(f, "{key}: {}", self.why),
+            false => write!(f, "{key} = {}: {}", printable(&self.value), self.why),
         }
     }
+}
+
+/// The text as it stands, or quoted where it would break the line.
+fn printable(text: &str) -> Cow<'_, str> {
+    if text.contains(char::is_control) { Cow::Owned(format!("{text:?}")) } else { Cow::Borrowed(text) }
 }
 
 /// What can be wrong with a key.
@@ -48,7 +55,7 @@ pub enum Why {
     /// The file could not be read.
     #[error("{0}")]
     Unreadable(std::io::Error),
-    /// The file is not TOML.
+    /// The text is not TOML.
     #[error("{0}")]
     NotToml(#[from] toml::de::Error),
     /// An override that is not `key=value`.
@@ -70,8 +77,29 @@ pub enum Why {
     #[error("must be {range}")]
     OutOfRange {
         /// The range in words.
-        range: &'static str,
+        range: String,
     },
+    /// Counts that are too large together.
+    #[error("with {with} these are {product} {what}, more than the limit of {limit}")]
+    TooManyTogether {
+        /// The other keys and their values.
+        with: String,
+        /// What the counts make together.
+        what: &'static str,
+        /// How many of it.
+        product: u128,
+        /// Most that are accepted.
+        limit: u64,
+    },
+    /// An input that the run would replace.
+    #[error("lies in {}, which the run replaces", output.display())]
+    Replaced {
+        /// File or directory that the run writes.
+        output: std::path::PathBuf,
+    },
+    /// A config that a TOML file cannot hold.
+    #[error("cannot be written as TOML: {0}")]
+    NotWritable(#[from] toml::ser::Error),
     /// Two values that do not go together.
     #[error("contradicts {with}: {why}")]
     Contradiction {

@@ -7,10 +7,13 @@
 //! Every error of a config is found in one go and reported as one [`ConfigErrors`] value: unknown keys (with the
 //! nearest known one), wrong types, values out of range, unknown names, contradictions.
 
+mod assemble;
 mod check;
 mod digest;
 mod error;
+mod limits;
 mod plan;
+mod products;
 mod read;
 mod run_config;
 
@@ -20,6 +23,7 @@ pub use plan::{
     CheckpointPlan, DataPlan, EvaluationPlan, ModelPlan, NamedPlugin, OnRewardError, Plan, PrecisionPlan, RolloutPlan,
     RunPlan, StorePlan, TrainPlan,
 };
+pub(crate) use products::check_held_out;
 pub use run_config::{
     AdvantageSection, CheckpointSection, DataSection, EvalSection, ExistingOutput, ExportSection, LearningRateSchedule,
     LossSection, ModelSection, PrecisionSection, RewardSection, RolloutSection, RunConfig, RunSection,

@@ -1,12 +1,13 @@
 //! A config that was checked: what stages read. `Option` stands only for things that a run may be without.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use miles_core::plugin::{ActivationDtype, AdamW, MasterDtype, PublicationMode, Sampling};
 use miles_core::precision::{PartitionPlan, Recipe, Rule};
 use serde_json::Value;
 
+use super::read::TEXT;
 use super::{ConfigErrors, ConfigFingerprint, ConfigIssue, ExistingOutput, RunConfig, StoreKind, check};
 use crate::data::{Date, Fields};
 use crate::export::ExportPlan;
@@ -66,7 +67,18 @@ impl Plan {
     /// # Errors
     /// Everything that is wrong, at once. A key that could not be read is not complained about twice.
     pub fn read(defaults: RunConfig, text: &str, overrides: &[String]) -> Result<Self, ConfigErrors> {
-        let (config, mut issues) = defaults.over(text, overrides);
+        Self::checked(defaults.over(text, TEXT, overrides))
+    }
+
+    /// As [`Plan::read`], from a file, which errors name.
+    ///
+    /// # Errors
+    /// As [`Plan::read`]; a file that cannot be read is one of the faults.
+    pub fn read_file(defaults: RunConfig, path: &Path, overrides: &[String]) -> Result<Self, ConfigErrors> {
+        Self::checked(defaults.over_file(path, overrides))
+    }
+
+    fn checked((config, mut issues): (RunConfig, Vec<ConfigIssue>)) -> Result<Self, ConfigErrors> {
         match check::plan(&config) {
             Ok(plan) if issues.is_empty() => return Ok(plan),
             Ok(_) => {}

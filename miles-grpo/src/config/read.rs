@@ -6,7 +6,9 @@
 use std::path::Path;
 
 use miles_core::registry::nearest;
+use serde::Deserialize;
 use serde_json::{Map, Value};
+use toml::de::ValueDeserializer;
 
 use super::{ConfigErrors, ConfigIssue, RunConfig, Why};
 
@@ -16,10 +18,7 @@ impl RunConfig {
     /// # Errors
     /// Every key that is unknown or has the wrong type.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self, ConfigErrors> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigErrors {
-            issues: vec![issue(&path.display().to_string(), String::new(), Why::Unreadable(error))],
-        })?;
-        Self::parse(&text, overrides)
+        strict(Self::default().over_file(path, overrides))
     }
 
     /// As [`RunConfig::read`], from text; the empty text gives the defaults.
@@ -27,7 +26,7 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn parse(text: &str, overrides: &[String]) -> Result<Self, ConfigErrors> {
-        strict(Self::default().over(text, overrides))
+        strict(Self::default().over(text, TEXT, overrides))
     }
 
     /// This config with the keys of a TOML text over it.
@@ -35,7 +34,7 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn with_text(self, text: &str) -> Result<Self, ConfigErrors> {
-        strict(self.over(text, &[]))
+        strict(self.over(text, TEXT, &[]))
     }
 
     /// This config with `key=value` overrides over it. A value is read as TOML where the key takes that, else as
@@ -44,15 +43,28 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn with_overrides(self, overrides: &[String]) -> Result<Self, ConfigErrors> {
-        strict(self.over("", overrides))
+        strict(self.over("", TEXT, overrides))
     }
 
-    /// This config with everything over it that can be taken, and what cannot.
-    pub(super) fn over(self, text: &str, overrides: &[String]) -> (Self, Vec<ConfigIssue>) {
+    /// As [`RunConfig::over`], from a file.
+    pub(super) fn over_file(self, path: &Path, overrides: &[String]) -> (Self, Vec<ConfigIssue>) {
+        let name = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.over(&text, &name, overrides),
+            Err(error) => {
+                let (config, mut issues) = self.over("", &name, overrides);
+                issues.insert(0, issue(&name, String::new(), Why::Unreadable(error)));
+                (config, issues)
+            }
+        }
+    }
+
+    /// This config with everything over it that can be taken, and what cannot. `name` stands for the text in errors.
+    pub(super) fn over(self, text: &str, name: &str, overrides: &[String]) -> (Self, Vec<ConfigIssue>) {
         let mut builder = Builder::new(self);
         match toml::from_str::<toml::Table>(text) {
             Ok(table) => builder.table("", &table),
-            Err(error) => builder.refuse("(file)", String::new(), error.into()),
+            Err(error) => builder.refuse(name, String::new(), error.into()),
         }
         for text in overrides {
             match text.split_once('=') {
@@ -77,11 +89,13 @@ impl RunConfig {
         keys
     }
 
-    /// The whole config as TOML, defaults included.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        // Plain data structs with string keys; keys without a value are left out.
-        toml::to_string(self).unwrap_or_default()
+    /// The whole config as TOML, defaults included; keys without a value are left out.
+    ///
+    /// # Errors
+    /// [`Why::NotWritable`] when TOML has no word for a value, such as a null among the options of a plug-in. A config
+    /// that was read from TOML can always be written.
+    pub fn to_toml(&self) -> Result<String, Why> {
+        Ok(toml::to_string(self)?)
     }
 }
 
@@ -116,13 +130,14 @@ impl Builder {
                     self.refuse(key, shown, why);
                 }
             }
-            None => self.refuse(key, shown, Why::OutOfRange { range: "finite" }),
+            None => self.refuse(key, shown, Why::OutOfRange { range: "finite".to_owned() }),
         }
     }
 
     fn set_text(&mut self, key: &str, text: &str) {
-        let typed = toml::from_str::<toml::Table>(&format!("value = {text}"));
-        let typed = typed.ok().and_then(|table| json(table.get("value")?));
+        // One value and nothing behind it: a text of several lines must not be able to set another key.
+        let typed = ValueDeserializer::parse(text).and_then(toml::Value::deserialize);
+        let typed = typed.ok().and_then(|value| json(&value));
         let as_typed = typed.map(|value| self.try_set(key, value));
         let result = match as_typed {
             Some(Ok(())) => Ok(()),
@@ -214,3 +229,6 @@ fn json(value: &toml::Value) -> Option<Value> {
         }
     })
 }
+
+/// What stands for a text without a file in errors.
+pub(super) const TEXT: &str = "(text)";

@@ -135,13 +135,13 @@ section!(
         /// Completions per prompt.
         group_size: usize = 8,
         /// Divisor of the logits; 0 takes the largest logit.
-        temperature: f32 = 1.0,
+        temperature: f64 = 1.0,
         /// Smallest set of tokens whose probability reaches this (1: all).
-        top_p: f32 = 1.0,
+        top_p: f64 = 1.0,
         /// The k most likely tokens (0: all).
         top_k: usize = 0,
         /// Tokens at least this fraction as likely as the likeliest (0: all).
-        min_p: f32 = 0.0,
+        min_p: f64 = 0.0,
         /// Longest completion, in tokens.
         max_new_tokens: usize = 64,
         /// Completions that decode at the same time.
@@ -232,7 +232,7 @@ section!(
         /// Completions per prompt.
         samples: usize = 1,
         /// Temperature; 0 takes the largest logit.
-        temperature: f32 = 0.0,
+        temperature: f64 = 0.0,
     }
 );
 

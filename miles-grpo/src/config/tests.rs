@@ -1,5 +1,7 @@
 //! Reading, refusing, checking; everything at once.
 
+mod limits;
+
 use std::fs;
 use std::path::Path;
 
@@ -45,7 +47,7 @@ fn plan(text: &str, overrides: &[&str]) -> Result<Plan, ConfigErrors> {
 fn the_empty_file_gives_every_default_and_toml_gives_them_back() {
     let config = parse("", &[]).unwrap();
     assert_eq!(config, RunConfig::default());
-    assert_eq!(parse(&config.to_toml(), &[]).unwrap(), config);
+    assert_eq!(parse(&config.to_toml().unwrap(), &[]).unwrap(), config);
 }
 
 #[test]
@@ -199,6 +201,92 @@ fn faults_of_reading_and_of_checking_are_reported_together() {
 }
 
 #[test]
+fn an_input_that_the_run_would_replace_is_refused() {
+    with_model(|dir, text| {
+        let out = dir.join("out");
+        let inside = |name: &str| out.join("policy").join(name);
+        fs::create_dir_all(out.join("policy")).unwrap();
+        for name in ["config.json", "train.jsonl"] {
+            fs::copy(dir.join(name), inside(name)).unwrap();
+        }
+        fs::write(out.join("metrics.jsonl"), "{\"prompt\":\"1\"}\n").unwrap();
+        let named = |key: &str, path: &Path| format!("{key}={}", path.display());
+        for (key, path) in [
+            ("model.dir", out.join("policy")),
+            ("data.train", inside("train.jsonl")),
+            ("data.eval", inside("../policy/train.jsonl")),
+            ("data.eval", out.join("metrics.jsonl")),
+        ] {
+            let overrides = [named("run.out", &dir.join("./out")), named(key, &path)];
+            let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+            let errors = plan(text, &overrides).unwrap_err();
+            assert_eq!(keys(&errors), [key]);
+            assert!(matches!(errors.issues[0].why, Why::Replaced { .. }), "{errors}");
+            // Beside what the run replaces, an input is safe.
+            plan(text, &[&named("run.out", dir), overrides[1]]).unwrap();
+        }
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(out.join("policy"), dir.join("link")).unwrap();
+            let overrides = [named("run.out", &out), named("model.dir", &dir.join("link"))];
+            let errors = plan(text, &[&overrides[0], &overrides[1]]).unwrap_err();
+            assert_eq!(keys(&errors), ["model.dir"]);
+        }
+    });
+}
+
+#[test]
+fn an_override_is_one_value_and_cannot_set_another_key() {
+    for text in ["run.steps=1\nrun.name=\"x\"", "run.steps=1 2", "run.steps=1\n[data]\ntrain = \"x\"", "run.steps=1]"] {
+        let errors = parse("", &[text]).unwrap_err();
+        assert_eq!(keys(&errors), ["run.steps"]);
+        assert_eq!(errors.to_string().lines().count(), 2, "{errors}");
+    }
+    // A text of several lines stays the text that it is.
+    let config = parse("", &["run.name=1\nrun.steps = 7", "run.steps= 3 "]).unwrap();
+    assert_eq!((config.run.name.as_str(), config.run.steps), ("1\nrun.steps = 7", 3));
+    let config = parse("", &["loss.options.denominator=\"a\"", "precision.rules=[{ format = \"bf16\" }]"]).unwrap();
+    assert_eq!((config.loss.options["denominator"].as_str(), config.precision.rules.len()), (Some("a"), 1));
+    let errors = parse("", &["run.na\nme=1"]).unwrap_err();
+    assert_eq!(errors.to_string().lines().count(), 2, "{errors}");
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    for (content, why) in
+        [(&b"run.steps = = 3"[..], "line 1"), (b"run.steps = 1\nrun.steps = 2", "duplicate"), (b"\xff", "UTF-8")]
+    {
+        fs::write(&path, content).unwrap();
+        let by_config = RunConfig::read(&path, &[]).unwrap_err();
+        let by_plan = Plan::read_file(RunConfig::default(), &path, &owned(&["run.steps=0"])).unwrap_err();
+        for errors in [&by_config, &by_plan] {
+            assert_eq!(errors.issues[0].key, path.display().to_string());
+            assert!(errors.to_string().contains(why), "{errors}");
+        }
+        assert!(keys(&by_plan).contains(&"run.steps"), "the overrides are read as well: {by_plan}");
+    }
+    let absent = dir.path().join("absent.toml");
+    let errors = Plan::read_file(RunConfig::default(), &absent, &[]).unwrap_err();
+    assert_eq!(errors.issues[0].key, absent.display().to_string());
+}
+
+#[test]
+fn a_config_that_toml_cannot_hold_is_refused_and_not_written_empty() {
+    with_model(|_, text| {
+        let mut config = parse(text, &[]).unwrap();
+        config.scheduler.options.insert("none".to_owned(), Value::Null);
+        assert!(matches!(config.to_toml(), Err(Why::NotWritable(_))));
+        assert!(keys(&Plan::new(&config).unwrap_err()).contains(&"(config)"));
+        let mut config = parse(text, &[]).unwrap();
+        config.run.seed = u64::MAX;
+        assert!(parse(&config.to_toml().unwrap(), &[]).is_err(), "no TOML reader takes this number");
+        assert_eq!(keys(&Plan::new(&config).unwrap_err()), ["run.seed"]);
+    });
+}
+
+#[test]
 fn contradictions_name_both_sides() {
     with_model(|_, text| {
         for (overrides, key, with) in [
@@ -207,6 +295,9 @@ fn contradictions_name_both_sides() {
             (&["train.mini_batches=9"], "train.mini_batches", "rollout.prompts_per_step = 8"),
             (&["model.context_tokens=64"], "model.context_tokens", "32 tokens"),
             (&["model.context_tokens=8"], "rollout.max_new_tokens", "context of 8"),
+            (&["rollout.top_k=1"], "rollout.top_k", "rollout.group_size = 8"),
+            (&["rollout.min_p=1"], "rollout.min_p", "rollout.group_size = 8"),
+            (&["train.learning_rate=10", "train.weight_decay=0.2"], "train.weight_decay", "train.learning_rate = 10.0"),
         ] {
             let errors = plan(text, overrides).unwrap_err();
             assert_eq!(keys(&errors), [key]);

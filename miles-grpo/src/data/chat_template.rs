@@ -143,7 +143,7 @@ impl ChatTemplate {
 
 fn read_config(path: &Path) -> Result<Map<String, Value>, DataError> {
     match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
+        Ok(bytes) => miles_core::json::from_slice(&bytes)
             .map_err(|source| DataError::TokenizerConfig { path: path.to_owned(), source }),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Map::new()),
         Err(source) => Err(DataError::Io { path: path.to_owned(), source }),

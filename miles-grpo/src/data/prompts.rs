@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use miles_core::json;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -85,7 +86,7 @@ impl PromptReader<'_> {
         let mut prompts = Vec::new();
         for (index, content) in text.lines().enumerate().filter(|(_, content)| !content.trim().is_empty()) {
             let line = Line { path, number: index + 1 };
-            let row = serde_json::from_str(content).map_err(|source| line.malformed(source))?;
+            let row = json::from_str(content).map_err(|source| line.malformed(source))?;
             prompts.push(self.prompt(line, row)?);
         }
         if prompts.is_empty() {

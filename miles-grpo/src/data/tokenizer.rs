@@ -1,6 +1,9 @@
 //! `tokenizer.json`, through the `tokenizers` crate.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use miles_core::json;
 
 use super::DataError;
 
@@ -15,10 +18,16 @@ impl TextTokenizer {
     /// Reads `tokenizer.json` of a model directory.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] naming the file.
+    /// [`DataError::Tokenizer`] naming the file, and a key that it gives twice (of two ids for one token, one would be
+    /// lost).
     pub fn read(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join("tokenizer.json");
-        match tokenizers::Tokenizer::from_file(&path) {
+        let read = || -> Result<tokenizers::Tokenizer, tokenizers::Error> {
+            let text = fs::read(&path)?;
+            json::check_keys(&text)?;
+            tokenizers::Tokenizer::from_bytes(&text)
+        };
+        match read() {
             Ok(inner) => Ok(TextTokenizer { inner, path }),
             Err(source) => Err(DataError::Tokenizer { path, source }),
         }

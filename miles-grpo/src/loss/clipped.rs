@@ -76,17 +76,12 @@ register_loss!("clipped", |table| {
     let made: Clipped = options::read("loss", "clipped", table)?;
     let ranges = [
         ("eps_low", made.eps_low, made.eps_low > 0.0 && made.eps_low < 1.0, "above 0 and below 1"),
-        ("eps_high", made.eps_high, made.eps_high > 0.0 && made.eps_high.is_finite(), "above 0"),
-        (
-            "kl_coefficient",
-            made.kl_coefficient,
-            made.kl_coefficient >= 0.0 && made.kl_coefficient.is_finite(),
-            "at least 0",
-        ),
+        ("eps_high", made.eps_high, made.eps_high > 0.0 && made.eps_high <= 1e6, "above 0 and at most 1e6"),
+        ("kl_coefficient", made.kl_coefficient, (0.0..=1e6).contains(&made.kl_coefficient), "from 0 to 1e6"),
     ];
     match ranges.into_iter().find(|(_, _, fits, _)| !fits) {
         Some((key, value, _, range)) => {
-            Err(options::bad("loss", "clipped", format!("{key} = {value} is not {range}")).into())
+            Err(options::bad("loss", "clipped", format!("{key} = {value:?} is not {range}")).into())
         }
         None => Ok(Box::new(made)),
     }

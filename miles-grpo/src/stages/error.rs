@@ -76,7 +76,7 @@ pub enum StageError {
         expected: usize,
     },
     /// A metric that is not a finite number.
-    #[error("step {step}: the metric `{key}` is {value}")]
+    #[error("step {step}: the metric `{key}` is {value:?}")]
     NonFiniteMetric {
         /// Step.
         step: u64,

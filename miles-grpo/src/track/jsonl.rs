@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use miles_core::json;
 use miles_core::plugin::StepRecord;
 use serde_json::{Map, Value};
 
@@ -74,7 +75,7 @@ pub(crate) fn read_metrics_prefix(path: &Path, bytes: u64) -> Result<Vec<StepRec
 }
 
 fn parse(line: &[u8]) -> Result<StepRecord, serde_json::Error> {
-    let mut values: Map<String, Value> = serde_json::from_slice(line)?;
+    let mut values: Map<String, Value> = json::from_slice(line)?;
     let step = serde_json::from_value(values.shift_remove(STEP).unwrap_or_default())?;
     Ok(StepRecord { step, values })
 }

@@ -2,6 +2,7 @@
 
 use miles_core::Error;
 use miles_core::format::{FormatError, FormatId, FormatRule, QuantizeSpec, QuantizedTensor, Source, TensorLayout};
+use miles_core::plugin::limits::MAX_COMPLETIONS;
 use miles_core::plugin::{FinishReason, PublicationMode, RolloutError};
 use miles_core::policy::{PolicyError, PolicyTensor};
 use miles_core::precision::PartitionPlan;
@@ -209,6 +210,10 @@ fn bad_requests_are_refused_with_their_reason() {
     assert!(matches!(error, RolloutError::ContextExceeded { key: 2, prompt_tokens: 11, .. }), "{error}");
     let error = refuse(&engine, &|bad| bad.sampling.top_p = 0.0);
     assert!(matches!(error, RolloutError::BadSampling { key: "top_p", .. }), "{error}");
+    for completions in [MAX_COMPLETIONS + 1, usize::MAX] {
+        let error = refuse(&engine, &|bad| bad.prompts.iter_mut().for_each(|prompt| prompt.completions = completions));
+        assert!(matches!(error, RolloutError::TooManyCompletions { limit: MAX_COMPLETIONS, .. }), "{error}");
+    }
     assert!(matches!(engine.logits(&[]), Err(Error::Rollout(RolloutError::EmptyPrompt { .. }))));
     let long = vec![0; context + 1];
     assert!(matches!(engine.logits(&long), Err(Error::Rollout(RolloutError::ContextExceeded { .. }))));

@@ -147,6 +147,10 @@ impl Quantizer for BrokenQuantizer {
         self.inner.support(format)
     }
 
+    fn concurrency(&self) -> usize {
+        self.inner.concurrency()
+    }
+
     fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>> {
         match self.defect {
             QuantizerDefect::IgnoresTheCut if spec.partition.shards_here() > 1 => self.cut(sources, spec),

@@ -45,11 +45,11 @@ pub(super) fn extremes(subject: &Subject<'_>) -> Verdict {
         // Where tiles span rows, a taller matrix has as many lines of scales as there are scales to try.
         let has_tiles = subject.rule.layout(shape.0, shape.1, &spec)?.scale_rows < EXTREMES.len();
         let shape = if has_tiles { fitting(subject.rule, &spec, (1280, 256))? } else { shape };
-        for turn in 0..EXTREMES.len() {
+        for (turn, outer_scale) in EXTREMES.iter().enumerate() {
             let tensor = at_the_ends(subject, &spec, shape, turn)?;
             let expected = subject.rule.dequantize(&tensor)?;
             same_floats("decoded values", &subject.quantizer.dequantize(&tensor)?, &expected).map_err(|failure| {
-                failure.at(format_args!("{shape:?} {}, outer scale {:e}", spec_name(&spec), EXTREMES[turn]))
+                failure.at(format_args!("{shape:?} {}, outer scale {outer_scale:e}", spec_name(&spec)))
             })?;
             // One outer scale takes a value in each turn, several take all of them in one.
             if tensor.outer().len() != 1 {

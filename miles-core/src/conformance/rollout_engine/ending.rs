@@ -7,6 +7,9 @@ use super::bench::{Bench, completions, generate, generate_until, same, same_comp
 use crate::plugin::{CancelToken, Completion, FinishReason, GenerateRequest, Rollout};
 use crate::precision::Recipe;
 
+/// What runs beside another task.
+type Task<'a> = Box<dyn FnOnce() -> Result<Option<Rollout>, Failure> + Send + 'a>;
+
 pub(super) fn add(suite: &mut Suite, bench: &Bench<'_>) {
     suite.case("ending/length", || bench.everywhere(|family, recipe| the_longest_length_ends(bench, family, recipe)));
     suite.case("ending/eos", || bench.everywhere(|family, recipe| every_eos_id_ends(bench, family, recipe)));
@@ -118,9 +121,8 @@ fn a_request_that_is_cancelled_keeps_what_it_drew(bench: &Bench<'_>) -> Verdict 
             Ok(None)
         };
         let rollout = || generate_until(engine.as_ref(), &request, &cancel).map(Some);
-        let tasks: Vec<Box<dyn FnOnce() -> Result<Option<Rollout>, Failure> + Send>> =
-            vec![Box::new(canceller), Box::new(rollout)];
-        for found in together(tasks) {
+        let tasks: [Task<'_>; 2] = [Box::new(canceller), Box::new(rollout)];
+        for found in together(tasks.into()) {
             if let Some(found) = found? {
                 is_beginning(&found, &whole)?;
             }

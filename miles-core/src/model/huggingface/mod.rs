@@ -228,7 +228,7 @@ pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError>
         return Err(ModelError::TooLarge { path: path.to_owned(), bytes, limit_bytes: MAX_JSON_BYTES });
     }
     let text = fs::read(path).map_err(io)?;
-    serde_json::from_slice(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+    crate::json::from_slice(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::super::error::io_error;
 use crate::checkpoint::limits::MAX_JSON_BYTES;
 use crate::digest::Digest;
 use crate::format::{Axis, FormatId, Operand, Partition, QuantizedTensor, ScaleScope};
+use crate::json;
 use crate::network::Network;
 use crate::policy::{PolicyTensor, PolicyVersion, Snapshot};
 use crate::precision::PrecisionMap;
@@ -107,7 +108,7 @@ impl Description {
         }
         let bytes = fs::read(path).map_err(io_error(path))?;
         let bad = |why: String| StoreError::BadDescription { path: path.to_owned(), why };
-        let description: Description = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
+        let description: Description = json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
         if description.layout != LAYOUT {
             return Err(bad(format!("layout {} is not known, only {LAYOUT}", description.layout)));
         }
