@@ -19,7 +19,7 @@ pub(crate) mod converted;
 mod declare;
 pub(crate) mod directory;
 pub(crate) mod error;
-mod finite;
+pub(crate) mod finite;
 mod header;
 mod input_scales;
 mod kept;
