@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod layouts;
 pub mod progress;
 pub mod quantize;
 pub mod seams;

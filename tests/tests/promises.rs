@@ -16,5 +16,6 @@ mod partition;
 mod plugins;
 mod resume;
 mod stale_weights;
+mod stored_layouts;
 mod support;
 mod tokens;

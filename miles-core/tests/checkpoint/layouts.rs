@@ -124,6 +124,9 @@ fn the_list_of_modules_kept_is_complete() {
         }
         assert!(kept.contains("model.layers.2.mlp.experts") && !kept.contains("model.layers.1.mlp.experts"));
         assert!(kept.contains("lm_head") && kept.contains("model.layers.1.mlp.gate"));
+        // The layer that predicts further tokens, for readers of patterns and for those of names.
+        let is_pattern = kept.contains("model.layers.3.*");
+        assert!(kept.contains("model.layers.3") && is_pattern == (key == "ignore"), "{recipe}: {kept:?}");
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod compressed;
+mod conversions;
 mod damaged;
 mod files;
 mod foreign;
