@@ -118,8 +118,16 @@ pub fn store(checkpoint: &Checkpoint, storage: &Storage, output: &Path) -> Resul
 fn rules(network: &Network, format: &FormatId) -> Vec<Rule> {
     let group = StoredLayout::of(format).and_then(StoredLayout::int4_group).unwrap_or(1);
     let fits = |id: ParamId| network.parameter(id).rows_cols().1.is_multiple_of(group);
+    // Engines multiply all experts of a layer by one product.
+    let experts_fit = |layer| {
+        let is_own = |id: &ParamId| network.parameter(*id).expert.is_some() && network.parameter(*id).layer == layer;
+        network.ids().filter(is_own).all(fits)
+    };
     let takes = |id: &ParamId| {
         let parameter = network.parameter(*id);
+        if parameter.expert.is_some() {
+            return experts_fit(parameter.layer);
+        }
         let stays = matches!(parameter.role, Role::Head | Role::Embedding | Role::Router | Role::SharedExpertGate);
         parameter.is_linear && !stays && fits(*id) && parameter.pair.is_none_or(fits)
     };

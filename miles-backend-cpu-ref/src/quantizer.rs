@@ -108,6 +108,14 @@ impl Quantizer for CpuQuantizer {
         Ok(self.rule(tensor.format(), "dequantize")?.dequantize(tensor)?)
     }
 
+    /// Kernels read BF16 in place.
+    fn scratch_bytes(&self, spec: &QuantizeSpec, elements: usize) -> u64 {
+        match builtin::Kernel::of(&spec.format) {
+            Some(_) if spec.partition.is_whole() => 0,
+            _ => 8 * elements as u64,
+        }
+    }
+
     /// A format whose rule does not tell its largest code is not counted: that would take 256 decodings.
     fn count(&self, source: &Source<'_>, tensor: &QuantizedTensor) -> Result<Option<QuantizeCounts>> {
         let rule = self.rule(tensor.format(), "count")?;

@@ -1,11 +1,9 @@
 //! Bands of rows in parallel, each through its rule: the built-in formats that have no kernel.
 //!
-//! Where a rule treats bands of rows apart (`band_rows`) the joined bands have the bytes of the whole.
+//! Where a rule treats bands of rows apart ([`band_rows`]) the joined bands have the bytes of the whole.
 
-use miles_core::format::nvfp4::Rounding;
 use miles_core::format::{
-    Axis, BlockScales, FormatError, FormatRule, Nvfp4, Operand, QuantizeSpec, QuantizedParts, QuantizedTensor,
-    ScaleScope, Source, fp8_block, mxfp8,
+    BlockScales, FormatError, FormatRule, QuantizeSpec, QuantizedParts, QuantizedTensor, Source, band_rows,
 };
 use rayon::prelude::*;
 
@@ -49,25 +47,6 @@ fn quantize_bands(
     let bands: Vec<QuantizedTensor> =
         compute.pool().install(|| bands.into_par_iter().map(quantize_band).collect::<Result<_, FormatError>>())?;
     QuantizedTensor::from_parts(rule, source.name(), join(source, spec, &bands))
-}
-
-/// How many rows a built-in rule treats as one piece, or `None` where the whole tensor is one.
-fn band_rows(spec: &QuantizeSpec) -> Option<usize> {
-    if spec.axis == Axis::Column {
-        return None;
-    }
-    if let Some(rule) = Nvfp4::of(&spec.format) {
-        // Random bits go by line number, which a band would count from its own start.
-        let by_row = !matches!(rule.rounding(), Rounding::Stochastic { .. }) && spec.partition.is_whole();
-        return (by_row && spec.scope == ScaleScope::Row).then_some(1);
-    }
-    match (spec.format.family(), spec.operand, spec.scope) {
-        ("mxfp8", Operand::Weight, _) => Some(mxfp8::BLOCK),
-        ("fp8-block", Operand::Weight, _) => Some(fp8_block::BLOCK),
-        ("mxfp8" | "fp8-block" | "fp8-channel" | "int8-channel" | "int4-group", ..) => Some(1),
-        ("fp8-tensor", _, ScaleScope::Row) => Some(1),
-        _ => None,
-    }
 }
 
 /// The parts of consecutive row bands, one after the other: every part is row-major on the row axis.

@@ -20,8 +20,6 @@ use crate::tensor::Dtype;
 /// A directory to be written, and what its tensors are made from.
 pub(crate) struct ConvertedDirectory {
     pub(crate) plan: DirectoryPlan,
-    /// Layout of everything that is stored as codes.
-    pub(crate) layout: Option<StoredLayout>,
     input_scales: BTreeMap<String, f32>,
 }
 
@@ -65,7 +63,7 @@ impl StoredModel {
             _ => BTreeMap::new(),
         };
         let plan = DirectoryPlan::new(tensors, max_shard_bytes, self.config(), &description);
-        Ok(ConvertedDirectory { plan, layout, input_scales })
+        Ok(ConvertedDirectory { plan, input_scales })
     }
 
     /// The number type in which a parameter beside the policy is carried along.

@@ -3,7 +3,7 @@
 use crate::tensor::Dtype;
 
 /// Index and value of the first value that is not finite, in little-endian bytes of `dtype`.
-pub(super) fn first_non_finite(dtype: Dtype, bytes: &[u8]) -> Option<(usize, f32)> {
+pub(crate) fn first_non_finite(dtype: Dtype, bytes: &[u8]) -> Option<(usize, f32)> {
     let index = match dtype {
         Dtype::Bf16 => first::<2>(bytes, [0x80, 0x7F]),
         Dtype::F16 => first::<2>(bytes, [0x00, 0x7C]),

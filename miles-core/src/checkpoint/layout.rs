@@ -119,7 +119,7 @@ pub(crate) fn assemble(
     spec: &QuantizeSpec,
     name: &str,
     [rows, cols]: [usize; 2],
-    codes: Vec<u8>,
+    mut codes: Vec<u8>,
     scales: BlockScales,
     outer: Option<Vec<f32>>,
 ) -> Result<QuantizedTensor, FormatError> {
@@ -127,7 +127,9 @@ pub(crate) fn assemble(
     if StoredLayout::of(format) != Some(layout) {
         return Err(FormatError::FormatMismatch { rule: layout.format(), requested: format.clone() });
     }
-    let codes = if layout.int4_group().is_some() { flip_offset(codes) } else { codes };
+    if layout.int4_group().is_some() {
+        flip_offset(&mut codes);
+    }
     let (scales, outer) = match (layout, scales) {
         (StoredLayout::Fp8Tensor, BlockScales::F32(scale)) => (BlockScales::F32(Vec::new()), scale),
         (_, scales) => (scales, outer.unwrap_or_default()),
@@ -153,7 +155,11 @@ pub(crate) fn part_bytes<'t>(tensor: &'t QuantizedTensor, part: &StoredPart, inp
     let little_endian = |values: &[f32]| Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect());
     match (part.content, tensor.scales()) {
         (Content::Codes, _) => Cow::Borrowed(tensor.codes()),
-        (Content::OffsetWords, _) => Cow::Owned(flip_offset(tensor.codes().to_vec())),
+        (Content::OffsetWords, _) => {
+            let mut codes = tensor.codes().to_vec();
+            flip_offset(&mut codes);
+            Cow::Owned(codes)
+        }
         (Content::OuterScale, _) => little_endian(tensor.outer()),
         (Content::InputScale | Content::Extents, _) => {
             Cow::Owned(constant_bytes(part, [tensor.rows(), tensor.cols()], input_scale).unwrap_or_default())
@@ -212,9 +218,8 @@ pub(crate) fn layout_of_spec(
 }
 
 /// Two's complement to offset binary and back, two codes per byte: -8 is 0, 7 is 15.
-fn flip_offset(mut codes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn flip_offset(codes: &mut [u8]) {
     codes.iter_mut().for_each(|byte| *byte ^= 0x88);
-    codes
 }
 
 /// What stands in place of `.weight` in the name of an activation scale.

@@ -20,7 +20,7 @@ mod declare;
 mod declared;
 pub(crate) mod directory;
 pub(crate) mod error;
-mod finite;
+pub(crate) mod finite;
 mod header;
 mod input_scales;
 mod kept;

@@ -16,6 +16,14 @@ pub enum ConvertError {
         /// The budget.
         budget_bytes: u64,
     },
+    /// A band of a tensor that cannot be quantized.
+    #[error("in the band of rows from {first_row} on: {source}")]
+    Band {
+        /// First row of the band; the cause counts rows from there.
+        first_row: usize,
+        /// Cause; names the tensor.
+        source: Box<crate::Error>,
+    },
     /// Another process is converting into the same output.
     #[error("{}: another process is converting into this output", path.display())]
     Busy {

@@ -10,19 +10,23 @@
 //! so that the directory is that of [`write_checkpoint`](crate::checkpoint::write_checkpoint) byte for byte, with the
 //! contract sidecar beside it. Threads, budget and interruptions change nothing.
 //!
-//! **Bounded memory.** The units in work hold no more than [`ConvertOptions::budget_bytes`] together. Tensors that stay in
-//! high precision pass in chunks. A unit that needs more than the whole budget is refused before anything is written:
+//! **Bounded memory.** The units in work hold no more than [`ConvertOptions::budget_bytes`] together, headers and the plan
+//! aside. Tensors that stay in high precision pass in chunks. A matrix that takes more than its thread's share of the
+//! budget is made in bands of rows, where its format has no scale over all of them. A unit that needs more than the whole
+//! budget even so (two large matrices of NVFP4 that share an outer scale) is refused before anything is written:
 //! [`ConvertError::BudgetTooSmall`] names it and what it needs.
 //!
 //! **Resumable.** Everything is written to `.OUTPUT.partial` beside the output, whose journal has a line per finished unit.
 //! A conversion that was killed goes on where it was, if source, map, quantizer and plan are the same; every unit of the
 //! journal is read back and hashed first. Only one process at a time works on an output.
 
+mod banded;
 mod budget;
 mod error;
 mod file_hash;
 mod files;
 mod journal;
+mod need;
 mod plan;
 mod read_back;
 mod schedule;
@@ -115,7 +119,7 @@ pub fn convert(
 ) -> Result<Converted> {
     refuse_occupied(output, options.replace)?;
     check_quantizer(model, map, quantizer)?;
-    let plan = ConvertPlan::new(model, map, options)?;
+    let plan = ConvertPlan::new(model, map, quantizer, options)?;
     plan.check_budget(model, options.budget_bytes)?;
     let conversion = plan.identity(model, map, quantizer)?;
     let (workplace, journal) = Workplace::open(output, conversion)?;

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use super::ConvertOptions;
 use super::error::ConvertError;
-use super::stream::CHUNK_BYTES;
+use super::need::Need;
 use crate::Result;
 use crate::checkpoint::StoredModel;
 use crate::checkpoint::converted::ConvertedDirectory;
 use crate::checkpoint::plan::{Piece, StoredPart};
 use crate::checkpoint::reader::TensorRef;
 use crate::digest::Digest;
-use crate::network::ParamId;
+use crate::format::builtin_rule;
+use crate::network::{Inventory, ParamId};
 use crate::plugin::Quantizer;
 use crate::policy::make::quantized_together;
-use crate::precision::{PrecisionMap, TensorFormat};
+use crate::precision::PrecisionMap;
 use crate::tensor::Dtype;
 
 /// Everything that is decided before a weight is read.
@@ -34,8 +35,7 @@ pub(super) struct Unit {
     pub(super) outputs: Vec<Output>,
     /// Bytes read from the source.
     pub(super) source_bytes: u64,
-    /// Bytes held at once, at most.
-    pub(super) need_bytes: u64,
+    pub(super) need: Need,
 }
 
 /// How a unit is made.
@@ -81,7 +81,12 @@ enum Key {
 }
 
 impl ConvertPlan {
-    pub(super) fn new(model: &StoredModel, map: &PrecisionMap, options: &ConvertOptions) -> Result<Self> {
+    pub(super) fn new(
+        model: &StoredModel,
+        map: &PrecisionMap,
+        quantizer: &dyn Quantizer,
+        options: &ConvertOptions,
+    ) -> Result<Self> {
         let directory = model.converted(map, (options.max_shard_bytes, options.mxfp8))?;
         let mut plan = ConvertPlan { directory, units: Vec::new(), constants: Vec::new() };
         let mut found: BTreeMap<Key, usize> = BTreeMap::new();
@@ -103,7 +108,7 @@ impl ConvertPlan {
                             continue;
                         }
                         output.part = Some(part.clone());
-                        let members = quantized_together(model.inventory(), map, *id);
+                        let members = made_together(model.inventory(), map, *id);
                         output.member = members.iter().position(|member| member == id).unwrap_or(0);
                         (Key::Parameter(members[0]), Work::Make(members))
                     }
@@ -113,7 +118,7 @@ impl ConvertPlan {
                     }
                 };
                 let unit = *found.entry(key).or_insert_with(|| {
-                    plan.units.push(Unit { work, outputs: Vec::new(), source_bytes: 0, need_bytes: 0 });
+                    plan.units.push(Unit { work, outputs: Vec::new(), source_bytes: 0, need: Need::default() });
                     plan.units.len() - 1
                 });
                 plan.units[unit].outputs.push(output);
@@ -122,20 +127,20 @@ impl ConvertPlan {
         for unit in &mut plan.units {
             unit.outputs.sort_by_key(|output| output.member);
             unit.source_bytes = unit.source_bytes(model);
-            unit.need_bytes = unit.need_bytes(model, map);
+            unit.need = Need::of(unit, model, map, quantizer);
         }
         Ok(plan)
     }
 
     /// Refuses a budget that some unit alone exceeds.
     pub(super) fn check_budget(&self, model: &StoredModel, budget_bytes: u64) -> Result<(), ConvertError> {
-        match self.units.iter().max_by_key(|unit| unit.need_bytes).filter(|unit| unit.need_bytes > budget_bytes) {
-            None => Ok(()),
-            Some(unit) => Err(ConvertError::BudgetTooSmall {
+        match self.units.iter().max_by_key(|unit| unit.need.least_bytes()) {
+            Some(unit) if unit.need.least_bytes() > budget_bytes => Err(ConvertError::BudgetTooSmall {
                 tensor: unit.name(model),
-                needed_bytes: unit.need_bytes,
+                needed_bytes: unit.need.least_bytes(),
                 budget_bytes,
             }),
+            _ => Ok(()),
         }
     }
 
@@ -203,35 +208,16 @@ impl Unit {
             Work::Copy(_) => self.output_bytes(),
         }
     }
+}
 
-    /// Upper bound of what is held at once: the originals of all members with what reading one of them takes beside,
-    /// then the results with a widened copy of one original, for quantizers that make one.
-    fn need_bytes(&self, model: &StoredModel, map: &PrecisionMap) -> u64 {
-        let whole = |members: &[ParamId], dtype: &dyn Fn(ParamId) -> Dtype| {
-            let mut originals = 0;
-            let mut beside = 0;
-            for id in members {
-                let parameter = model.all().parameter(*id);
-                let elements = parameter.elements() as u64;
-                let wanted = dtype(*id);
-                let read = model.bound().source_bytes(*id, parameter);
-                let widened = 4 * elements;
-                originals += elements * wanted.element_bytes() as u64;
-                let is_as_stored = model.stored_format(*id) == TensorFormat::Dense(wanted);
-                let reading = if is_as_stored { read } else { 2 * read + widened };
-                beside = beside.max(reading.max(widened));
-            }
-            originals + beside + self.output_bytes()
-        };
-        match &self.work {
-            Work::Stream(..) | Work::Copy(_) => 4 * CHUNK_BYTES as u64,
-            Work::Make(members) => whole(members, &|id| match map.entry(id).format {
-                TensorFormat::Dense(dtype) => dtype,
-                TensorFormat::Quantized(_) => Dtype::Bf16,
-            }),
-            Work::Carry(id, dtype) => whole(&[*id], &|_| *dtype),
-        }
-    }
+/// The members of a quantized parameter's unit: of a pair without an outer scale to share, each is one by itself.
+fn made_together(inventory: &Inventory, map: &PrecisionMap, id: ParamId) -> Vec<ParamId> {
+    let (rows, cols) = inventory.parameter(id).rows_cols();
+    let shares_nothing = map.weight_spec(id).is_some_and(|spec| {
+        let layout = builtin_rule(&spec.format).and_then(|rule| rule.layout(rows, cols, &spec).ok());
+        layout.is_some_and(|layout| layout.outer_len == 0)
+    });
+    if shares_nothing { vec![id] } else { quantized_together(inventory, map, id) }
 }
 
 fn dense_work(model: &StoredModel, id: ParamId, dtype: Dtype) -> Work {

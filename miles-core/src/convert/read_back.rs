@@ -1,20 +1,20 @@
 //! What stands in the output at a unit's places: the digests that its members have there.
 
 use super::files::OutputFiles;
-use super::plan::{ConvertPlan, Output, Unit, Work};
+use super::plan::{Output, Unit, Work};
 use super::stream::CHUNK_BYTES;
-use crate::checkpoint::layout::{Content, assemble};
-use crate::checkpoint::{CheckpointError, StoredModel, scales};
+use crate::checkpoint::layout::{Content, flip_offset};
+use crate::checkpoint::{CheckpointError, StoredModel};
 use crate::digest::Digest;
+use crate::format::{builtin_rule, canonical_hasher};
 use crate::network::ParamId;
 use crate::precision::{PrecisionMap, TensorFormat};
 use crate::tensor::{DenseTensor, Dtype};
 
-/// The digests of a unit's members, or `None` when the bytes are not those of any result: they were not written yet.
+/// The digests of a unit's members; `None` for a unit that writes nothing.
 pub(super) fn digests(
     model: &StoredModel,
     map: &PrecisionMap,
-    plan: &ConvertPlan,
     unit: &Unit,
     files: &OutputFiles,
 ) -> Result<Option<Vec<Digest>>, CheckpointError> {
@@ -32,7 +32,7 @@ pub(super) fn digests(
                     unit.outputs.iter().filter(|output| output.member == member).cloned().collect();
                 let digest = match map.entry(*id).format {
                     TensorFormat::Dense(dtype) => dense(*id, dtype, &outputs)?,
-                    TensorFormat::Quantized(_) => quantized(model, map, plan, *id, &outputs, files)?,
+                    TensorFormat::Quantized(_) => quantized(model, map, *id, &outputs, files)?,
                 };
                 let Some(digest) = digest else { return Ok(None) };
                 digests.push(digest);
@@ -43,47 +43,54 @@ pub(super) fn digests(
     Ok(digest.map(|digest| vec![digest]))
 }
 
+/// The digest of a quantized parameter: its parts are stored as they are hashed, but for the form of packed codes.
 fn quantized(
     model: &StoredModel,
     map: &PrecisionMap,
-    plan: &ConvertPlan,
     id: ParamId,
     outputs: &[Output],
     files: &OutputFiles,
 ) -> Result<Option<Digest>, CheckpointError> {
-    let (Some(layout), Some(spec)) = (plan.directory.layout, map.weight_spec(id)) else { return Ok(None) };
-    let (mut codes, mut block_scales, mut outer) = (None, None, None);
-    for output in outputs {
-        let Some(part) = &output.part else { return Ok(None) };
-        let mut bytes = vec![0; output.bytes as usize];
-        files.read(output.shard, output.offset, &mut bytes)?;
-        match part.content {
-            Content::Codes | Content::OffsetWords => codes = Some(bytes),
-            Content::Scales => {
-                let cols = part.shape.last().copied().unwrap_or(1);
-                block_scales = scales::decode(layout, part.dtypes[0], bytes, cols).ok();
-            }
-            Content::OuterScale => outer = Some(scales::floats(&bytes)),
-            Content::InputScale | Content::Extents => {}
+    let shape @ [rows, cols] = <[usize; 2]>::from(model.all().parameter(id).rows_cols());
+    let Some(spec) = map.weight_spec(id) else { return Ok(None) };
+    // What no layout holds was refused in the plan, and layouts hold built-in formats alone.
+    let rule = builtin_rule(&spec.format);
+    let Some(layout) = rule.and_then(|rule| rule.layout(rows, cols, &spec).ok()) else { return Ok(None) };
+    let mut hasher = canonical_hasher(&spec, shape, &layout);
+    for content in [Content::Codes, Content::OffsetWords, Content::Scales, Content::OuterScale] {
+        let is_it = |output: &&Output| output.part.as_ref().is_some_and(|part| part.content == content);
+        for output in outputs.iter().filter(is_it) {
+            let flip = |bytes: &mut [u8]| {
+                if content == Content::OffsetWords {
+                    flip_offset(bytes);
+                }
+            };
+            feed(&mut hasher, files, output, flip)?;
         }
     }
-    let (Some(codes), Some(block_scales)) = (codes, block_scales) else { return Ok(None) };
-    let parameter = model.all().parameter(id);
-    let shape = parameter.rows_cols().into();
-    Ok(assemble(layout.canonical(), &spec, &parameter.name, shape, codes, block_scales, outer)
-        .ok()
-        .map(|tensor| tensor.digest()))
+    Ok(Some(hasher.finalize().into()))
 }
 
-/// Feeds the bytes of one output to a hash, in chunks.
 fn hashed(mut hasher: blake3::Hasher, files: &OutputFiles, output: &Output) -> Result<Digest, CheckpointError> {
+    feed(&mut hasher, files, output, |_| {})?;
+    Ok(hasher.finalize().into())
+}
+
+/// Feeds the bytes of one output to a hash, in chunks, `form` having changed them.
+fn feed(
+    hasher: &mut blake3::Hasher,
+    files: &OutputFiles,
+    output: &Output,
+    form: impl Fn(&mut [u8]),
+) -> Result<(), CheckpointError> {
     let mut chunk = vec![0; CHUNK_BYTES.min(output.bytes as usize)];
     let mut done = 0;
     while done < output.bytes {
         let length = (output.bytes - done).min(CHUNK_BYTES as u64) as usize;
         files.read(output.shard, output.offset + done, &mut chunk[..length])?;
+        form(&mut chunk[..length]);
         hasher.update(&chunk[..length]);
         done += length as u64;
     }
-    Ok(hasher.finalize().into())
+    Ok(())
 }

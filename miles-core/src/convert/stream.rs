@@ -3,11 +3,12 @@
 use super::files::OutputFiles;
 use super::plan::Output;
 use crate::Result;
+use crate::checkpoint::finite::first_non_finite;
 use crate::checkpoint::reader::TensorRef;
 use crate::checkpoint::{CheckpointError, StoredModel};
 use crate::digest::Digest;
 use crate::format::FormatError;
-use crate::network::ParamId;
+use crate::network::{ParamId, Parameter};
 use crate::tensor::{DenseTensor, Dtype};
 
 /// Largest piece that is held; every number type has a whole number of elements in it.
@@ -21,59 +22,78 @@ pub(super) fn parameter(
     files: &OutputFiles,
     output: &Output,
 ) -> Result<Digest> {
-    let (bound, parameter) = (model.bound(), model.all().parameter(id));
-    let stored = bound.in_one_piece(id).unwrap_or(dtype);
-    let (read_bytes, element_bytes) = (stored.element_bytes(), dtype.element_bytes());
+    let parameter = model.all().parameter(id);
+    let stored = model.bound().in_one_piece(id).unwrap_or(dtype);
     let mut hasher = DenseTensor::hasher(dtype, &parameter.shape);
-    // A directory with a contract promises the digest of what is stored.
-    let mut source = (stored != dtype && bound.recorded_digest(parameter).is_some())
-        .then(|| DenseTensor::hasher(stored, &parameter.shape));
+    let mut source = SourceDigest::new(model, id, dtype);
     let elements = parameter.elements();
-    let step = CHUNK_BYTES / read_bytes.max(element_bytes);
-    let mut chunk = vec![0; step.min(elements) * read_bytes];
+    let step = CHUNK_BYTES / stored.element_bytes().max(dtype.element_bytes());
     for first in (0..elements).step_by(step) {
-        let count = step.min(elements - first);
-        let chunk = &mut chunk[..count * read_bytes];
-        bound.read_elements(id, parameter, first, chunk)?;
-        if let Some(source) = &mut source {
-            source.update(chunk);
-        }
-        let offset = output.offset + (first * element_bytes) as u64;
-        if stored == dtype {
-            hasher.update(chunk);
-            files.write(output.shard, offset, chunk)?;
-        } else {
-            let rounded = rounded(model, id, (stored, dtype), first, chunk)?;
-            hasher.update(rounded.bytes());
-            files.write(output.shard, offset, rounded.bytes())?;
-        }
+        let chunk = self::elements(model, id, dtype, (first, step.min(elements - first)), &mut source)?;
+        hasher.update(&chunk);
+        files.write(output.shard, output.offset + (first * dtype.element_bytes()) as u64, &chunk)?;
     }
-    let digest: Digest = hasher.finalize().into();
-    bound.check_digest(parameter, || source.map_or(digest, |source| source.finalize().into()))?;
-    Ok(digest)
+    source.check()?;
+    Ok(hasher.finalize().into())
 }
 
-/// Elements from `first` on, rounded to another number type and finite there too.
-fn rounded(
+/// The bytes of some elements of a parameter that is stored in one piece, in `dtype` and finite there.
+pub(super) fn elements(
     model: &StoredModel,
     id: ParamId,
-    (from, to): (Dtype, Dtype),
-    first: usize,
-    chunk: &[u8],
-) -> Result<DenseTensor> {
-    let elements = chunk.len() / from.element_bytes();
-    let values = DenseTensor::new(from, vec![elements], chunk)?.to_f32();
-    let rounded = DenseTensor::from_f32(to, vec![elements], &values)?;
-    match rounded.to_f32().iter().position(|value| !value.is_finite()) {
-        None => Ok(rounded),
-        Some(index) => {
-            let parameter = model.all().parameter(id);
+    dtype: Dtype,
+    (first, count): (usize, usize),
+    source: &mut SourceDigest<'_>,
+) -> Result<Vec<u8>> {
+    let parameter = model.all().parameter(id);
+    let stored = model.bound().in_one_piece(id).unwrap_or(dtype);
+    let mut bytes = vec![0; count * stored.element_bytes()];
+    model.bound().read_elements(id, parameter, first, &mut bytes)?;
+    source.add(&bytes);
+    if stored == dtype {
+        return Ok(bytes);
+    }
+    let values = DenseTensor::new(stored, vec![count], bytes)?.to_f32();
+    let rounded = DenseTensor::from_f32(dtype, vec![count], &values)?;
+    match first_non_finite(dtype, rounded.bytes()) {
+        None => Ok(rounded.bytes().to_vec()),
+        Some((index, value)) => {
             let (_, cols) = parameter.rows_cols();
             let (row, column) = ((first + index) / cols, (first + index) % cols);
             // The words of a tensor that is rounded whole.
-            let (tensor, value) = (parameter.name.clone(), f32::INFINITY.copysign(values[index]));
+            let tensor = parameter.name.clone();
             Err(FormatError::NonFinite { tensor, row, column, block: 0, value }.into())
         }
+    }
+}
+
+/// The digest of what is read, where the source directory has a contract that promises one.
+pub(super) struct SourceDigest<'a> {
+    model: &'a StoredModel,
+    parameter: &'a Parameter,
+    /// `None`: there is no promise.
+    hasher: Option<blake3::Hasher>,
+}
+
+impl<'a> SourceDigest<'a> {
+    /// Of a parameter that is stored in one piece and becomes `dtype`, or is quantized from that.
+    pub(super) fn new(model: &'a StoredModel, id: ParamId, dtype: Dtype) -> Self {
+        let parameter = model.all().parameter(id);
+        let stored = model.bound().in_one_piece(id).unwrap_or(dtype);
+        let is_promised = model.bound().recorded_digest(parameter).is_some();
+        SourceDigest { model, parameter, hasher: is_promised.then(|| DenseTensor::hasher(stored, &parameter.shape)) }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(bytes);
+        }
+    }
+
+    /// Refuses bytes that are not those of the promise, once all were added.
+    pub(super) fn check(self) -> Result<(), CheckpointError> {
+        let Some(hasher) = self.hasher else { return Ok(()) };
+        self.model.bound().check_digest(self.parameter, || hasher.finalize().into())
     }
 }
 

@@ -12,7 +12,7 @@ use super::files::OutputFiles;
 use super::journal::Journal;
 use super::plan::{ConvertPlan, Output, Unit, Work};
 use super::schedule::{Schedule, Task};
-use super::{read_back, stream};
+use super::{banded, read_back, stream};
 use crate::Result;
 use crate::checkpoint::layout::part_bytes;
 use crate::checkpoint::{CheckpointError, StoredModel};
@@ -72,6 +72,7 @@ pub(super) fn run(
         files,
         journal,
         budget: Budget::new(options.budget_bytes),
+        share_bytes: options.budget_bytes / options.threads.get() as u64,
         schedule: Schedule::new(plan.units.len(), lengths.clone().zip(outputs).collect()),
         digests: Mutex::new(vec![None; model.all().parameters.len() + model.other().len()]),
         segments: Mutex::new(lengths.map(|bytes| vec![None; segments(bytes)]).collect()),
@@ -93,6 +94,8 @@ struct Shared<'a> {
     files: &'a OutputFiles,
     journal: &'a Journal,
     budget: Budget,
+    /// What a unit may hold without keeping other threads from work.
+    share_bytes: u64,
     schedule: Schedule,
     digests: Mutex<Vec<Option<Digest>>>,
     segments: Mutex<Vec<Vec<Option<SegmentHash>>>>,
@@ -131,11 +134,12 @@ impl Shared<'_> {
 
     fn unit(&self, index: usize) -> Result<()> {
         let unit = &self.plan.units[index];
-        let held = self.budget.take(unit.need_bytes);
+        let share = unit.need.within(self.share_bytes);
+        let held = self.budget.take(share.bytes);
         let digests = match self.resumed(index, unit)? {
             Some(digests) => digests,
             None => {
-                let digests = self.make(unit)?;
+                let digests = self.make(unit, share.band_rows)?;
                 self.journal.add(index, &digests)?;
                 self.counts.read_bytes.fetch_add(unit.source_bytes, Ordering::Relaxed);
                 self.counts.written_bytes.fetch_add(unit.output_bytes(), Ordering::Relaxed);
@@ -161,7 +165,7 @@ impl Shared<'_> {
     /// The digests of a unit that an earlier conversion finished, if its bytes are still there.
     fn resumed(&self, index: usize, unit: &Unit) -> Result<Option<Vec<Digest>>> {
         let Some(recorded) = self.journal.finished(index) else { return Ok(None) };
-        let found = read_back::digests(self.model, self.maker.map, self.plan, unit, self.files)?;
+        let found = read_back::digests(self.model, self.maker.map, unit, self.files)?;
         let found = found.filter(|found| found == recorded);
         if found.is_some() {
             self.counts.resumed_units.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +174,12 @@ impl Shared<'_> {
     }
 
     /// Makes and writes a unit.
-    fn make(&self, unit: &Unit) -> Result<Vec<Digest>> {
+    fn make(&self, unit: &Unit, band_rows: Option<usize>) -> Result<Vec<Digest>> {
+        if let (Work::Make(members), Some(band_rows)) = (&unit.work, band_rows) {
+            let Maker { map, quantizer, .. } = self.maker;
+            let (band, outputs) = ((members[0], band_rows), &unit.outputs);
+            return Ok(vec![banded::parameter(self.model, map, quantizer, band, self.files, outputs)?]);
+        }
         let [first, ..] = unit.outputs.as_slice() else { return Ok(Vec::new()) };
         match &unit.work {
             Work::Stream(id, dtype) => Ok(vec![stream::parameter(self.model, *id, *dtype, self.files, first)?]),

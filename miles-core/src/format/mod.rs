@@ -25,6 +25,7 @@
 //! implements [`FormatRule`]. BF16 is not a format: a tensor kept in BF16 is simply not quantized.
 
 mod amax;
+mod bands;
 mod canonical;
 pub mod counts;
 mod dependence;
@@ -51,6 +52,9 @@ pub mod symmetric;
 pub const MAX_EXTENT: usize = 1 << 28;
 
 pub use amax::abs_max;
+pub(crate) use bands::BandedDigest;
+pub use bands::band_rows;
+pub(crate) use canonical::hasher as canonical_hasher;
 pub use counts::QuantizeCounts;
 pub use dependence::CodeDependence;
 pub use error::FormatError;

@@ -31,6 +31,12 @@ pub trait Quantizer: Send + Sync {
     /// `Unsupported` for a format this quantizer does not do.
     fn dequantize(&self, tensor: &QuantizedTensor) -> Result<Vec<f32>>;
 
+    /// Most memory, in bytes, that quantizing a source of `elements` by `spec` takes beside the source and the result. It
+    /// is counted against budgets and changes nothing else. Unless overridden: two copies in F32.
+    fn scratch_bytes(&self, _spec: &QuantizeSpec, elements: usize) -> u64 {
+        8 * elements as u64
+    }
+
     /// What quantizing `source` to `tensor` could not keep; `None` where that is not known. Every built-in format is
     /// counted unless this method is overridden.
     ///

@@ -1,11 +1,12 @@
 //! The directory is that of `quantize_policy` and `write_checkpoint`, whatever threads, budget and file size.
 
-use miles_core::checkpoint::{Checkpoint, WriteOptions, write_checkpoint};
-use miles_core::convert::ConvertOptions;
-use miles_core::precision::Recipe;
+use miles_core::checkpoint::{Checkpoint, Mxfp8Layout, StoredModel, WriteOptions, write_checkpoint};
+use miles_core::convert::{ConvertOptions, convert, verify};
+use miles_core::network::Role;
+use miles_core::precision::{Recipe, Rule, resolve};
 
-use crate::files::{FIXTURES, fixture, open, quantized};
-use crate::support::{contents, options, partial, run, weights};
+use crate::files::{Builtin, FIXTURES, fixture, open, quantized};
+use crate::support::{contents, options, partial, random_model, run, weights};
 
 #[test]
 fn every_recipe_of_every_fixture_has_the_bytes_of_the_writer() {
@@ -55,5 +56,45 @@ fn threads_budget_and_a_second_time_change_no_byte() {
             run(&fixture("qwen3-moe-sharded"), Recipe::Nvfp4Dequantized, &again, &options).unwrap();
             assert!(contents(&again) == expected, "{threads} threads, {budget_bytes} bytes");
         }
+    }
+}
+
+/// Matrices that are larger than a thread's share of the budget are made in bands where their format allows it.
+#[test]
+fn matrices_larger_than_a_share_of_the_budget_have_the_bytes_of_the_whole() {
+    let out = tempfile::tempdir().unwrap();
+    let (model, held, streamed) = (out.path().join("model"), out.path().join("held"), out.path().join("streamed"));
+    random_model("qwen3", &model, &[("hidden_size", 512), ("intermediate_size", 1440), ("vocab_size", 5000)]);
+    let (checkpoint, stored) = (open(&model), StoredModel::open(&model).unwrap());
+    let replace = WriteOptions { replace: true, ..WriteOptions::default() };
+    for format in [
+        "mxfp8",
+        "mxfp8/32x32",
+        "fp8-block",
+        "fp8-block/power-of-two",
+        "fp8-channel",
+        "fp8-tensor",
+        "int8-channel",
+        "int4-group/32",
+        "nvfp4",
+        "bf16",
+        "f32",
+    ] {
+        let roles = [Role::MlpGate, Role::MlpUp, Role::MlpDown, Role::AttentionO, Role::Head];
+        let rule = Rule::roles(&roles, format.parse().unwrap());
+        let snapshot = quantized(&checkpoint, Recipe::Bf16, std::slice::from_ref(&rule));
+        write_checkpoint(&snapshot, &checkpoint.template(), &held, &replace).unwrap();
+        let map = resolve(stored.inventory(), Recipe::Bf16, &[rule]).unwrap();
+        // A megabyte for each: the smallest of these matrices has more.
+        let options = ConvertOptions { budget_bytes: 20 << 20, replace: true, ..options(20) };
+        let converted = convert(&stored, &map, &Builtin, &streamed, &options, &|_| {}).unwrap();
+        assert!(weights(&streamed) == contents(&held), "{format}");
+        assert_eq!(converted.contract.policy, snapshot.stamp().digest, "{format}");
+        verify(&streamed, &options, &|_| {}).unwrap();
+        // The source of the next one is what was quantized here: its contract is checked band by band, too.
+        let again = ConvertOptions { mxfp8: Mxfp8Layout::ModelOpt, ..options };
+        let source = StoredModel::open(&streamed).unwrap();
+        let map = resolve(source.inventory(), Recipe::Mxfp8, &[]).unwrap();
+        convert(&source, &map, &Builtin, &out.path().join("again"), &again, &|_| {}).unwrap();
     }
 }

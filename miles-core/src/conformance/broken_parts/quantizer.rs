@@ -151,6 +151,10 @@ impl Quantizer for BrokenQuantizer {
         self.inner.concurrency()
     }
 
+    fn scratch_bytes(&self, spec: &QuantizeSpec, elements: usize) -> u64 {
+        self.inner.scratch_bytes(spec, elements)
+    }
+
     fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>> {
         match self.defect {
             QuantizerDefect::IgnoresTheCut if spec.partition.shards_here() > 1 => self.cut(sources, spec),
