@@ -11,6 +11,7 @@ mod contract;
 mod denominator;
 mod eos;
 mod ledger;
+mod ledger_tool;
 mod live_publication;
 mod mismatch;
 mod partition;
