@@ -61,7 +61,11 @@ fn quantized(
         let is_it = |output: &&Output| output.part.as_ref().is_some_and(|part| part.content == content);
         for output in outputs.iter().filter(is_it) {
             let is_packed = content == Content::OffsetWords;
-            feed(&mut hasher, files, output, |bytes| is_packed.then(|| flip_offset(bytes)).unwrap_or_default())?;
+            feed(&mut hasher, files, output, |bytes| {
+                if is_packed {
+                    flip_offset(bytes);
+                }
+            })?;
         }
     }
     Ok(Some(hasher.finalize().into()))

@@ -63,7 +63,7 @@ impl BandedDigest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{FormatRule, Source, SourceDtype, builtin_rules};
+    use crate::format::{Source, SourceDtype, builtin_rules};
 
     /// Every built-in format, in bands of every size that it allows, has the digest of the whole.
     #[test]

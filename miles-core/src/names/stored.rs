@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_wrappers_names_are_spelled_as_it_stores_them() {
-        let of = |names: &[&'static str]| Spelling::of(names.to_vec().into_iter());
+        let of = |names: &[&'static str]| Spelling::of(names.iter().copied());
         let (layer, head) = ("model.layers.0.x", "lm_head.weight");
         let own = of(&["model.language_model.layers.0.y", "lm_head.weight", "visual.z"]);
         assert_eq!((own.spell(layer), own.spell(head)), ("model.language_model.layers.0.x".into(), head.into()));
