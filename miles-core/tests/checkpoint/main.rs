@@ -7,6 +7,7 @@ mod damaged;
 mod files;
 mod foreign;
 mod foreign_config;
+mod kept_lists;
 mod layouts;
 mod open;
 mod packed;
