@@ -10,6 +10,7 @@
 //! with by the same command. The contract of the output is in its `miles_contract.json`.
 
 use std::error::Error;
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -97,21 +98,24 @@ fn converted(
     let model = StoredModel::open(model)?;
     // The quantizer runs on the threads of the conversion, one tensor each.
     let backend = registry::backend(&arguments.backend, &backend_options(&arguments.backend))?;
-    let map = precision_map(arguments, &model, &backend)?;
-    println!("{} ({}): {}", model.dir().display(), model.family().name(), PrecisionTable::new(model.inventory(), &map));
+    let (map, notes) = precision_map(arguments, &model, &backend)?;
+    let table = PrecisionTable::new(model.inventory(), &map);
+    tell(&format!("{notes}{} ({}): {table}\n", model.dir().display(), model.family().name()))?;
     let bar = Bar::new("converting");
     let done = convert(&model, &map, backend.quantizer.as_ref(), output, options, &|progress| bar.show(progress))?;
     bar.end();
     let seconds = start.elapsed().as_secs_f64();
     let moved_bytes = done.read_bytes + done.written_bytes;
-    println!("bytes_read     {}", done.read_bytes);
-    println!("bytes_written  {}", done.written_bytes);
-    println!("resumed        {} of {} units", done.resumed_units, done.units);
-    println!("seconds        {seconds:.2}");
-    println!("GB/s           {:.2} (read and written)", moved_bytes as f64 * 1e-9 / seconds);
-    tell_peak();
-    tell_contract(&done.contract);
-    Ok(())
+    tell(&format!(
+        "bytes_read     {}\nbytes_written  {}\nresumed        {} of {} units\nseconds        {seconds:.2}\n\
+         GB/s           {:.2} (read and written)\n{}",
+        done.read_bytes,
+        done.written_bytes,
+        done.resumed_units,
+        done.units,
+        moved_bytes as f64 * 1e-9 / seconds,
+        peak_and_contract(&done.contract)
+    ))
 }
 
 fn verified(dir: &Path, options: &ConvertOptions) -> Result<(), Box<dyn Error>> {
@@ -119,36 +123,39 @@ fn verified(dir: &Path, options: &ConvertOptions) -> Result<(), Box<dyn Error>> 
     let bar = Bar::new("verifying");
     let done = verify(dir, options, &|progress| bar.show(progress))?;
     bar.end();
-    let seconds = start.elapsed().as_secs_f64();
-    println!("verified       {} tensors, {} files, {} bytes", done.tensors, done.files, done.bytes);
-    println!("seconds        {seconds:.2}");
-    tell_peak();
-    tell_contract(&done.contract);
-    Ok(())
+    tell(&format!(
+        "verified       {} tensors, {} files, {} bytes\nseconds        {:.2}\n{}",
+        done.tensors,
+        done.files,
+        done.bytes,
+        start.elapsed().as_secs_f64(),
+        peak_and_contract(&done.contract)
+    ))
 }
 
-fn tell_contract(contract: &ContractSidecar) {
-    println!("recipe         {} by {}", contract.recipe, contract.quantizer);
-    println!("precision_map  {}", contract.precision_map);
-    println!("policy_digest  {}", contract.policy);
+fn tell(text: &str) -> Result<(), Box<dyn Error>> {
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-fn tell_peak() {
-    if let Some(bytes) = peak_resident_bytes() {
-        println!("peak_resident  {:.1} MiB", bytes as f64 / f64::from(1 << 20));
-    }
+fn peak_and_contract(contract: &ContractSidecar) -> String {
+    let peak = peak_resident_bytes()
+        .map_or_else(|| "unknown".to_owned(), |bytes| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)));
+    format!(
+        "peak_resident  {peak}\nrecipe         {} by {}\nprecision_map  {}\npolicy_digest  {}\n",
+        contract.recipe, contract.quantizer, contract.precision_map, contract.policy
+    )
 }
 
 fn backend_options(name: &str) -> Value {
     if name == "cpu-ref" { json!({ "threads": 1 }) } else { Value::Null }
 }
 
-/// The map of a run with this config, over what the directory stores.
+/// The map of a run with this config, over what the directory stores, and what a person should know about it.
 fn precision_map(
     arguments: &Arguments,
     model: &StoredModel,
     backend: &Backend,
-) -> Result<PrecisionMap, Box<dyn Error>> {
+) -> Result<(PrecisionMap, String), Box<dyn Error>> {
     let text = match &arguments.config {
         Some(path) => std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,
         None => String::new(),
@@ -164,6 +171,6 @@ fn precision_map(
     let can: Vec<_> =
         formats.filter(|(_, support)| *support != Support::Unsupported).map(|(id, _)| id.clone()).collect();
     check_backend(model.inventory(), &map, &backend.name, &can)?;
-    recipe.notes(model.inventory()).iter().for_each(|note| println!("{note}"));
-    Ok(map)
+    let notes = recipe.notes(model.inventory()).iter().map(|note| format!("{note}\n")).collect();
+    Ok((map, notes))
 }

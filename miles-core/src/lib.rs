@@ -2,7 +2,7 @@
 //!
 //! An RL system holds two copies of one policy: the trainer's and the rollout engine's. This crate is what they agree
 //! on: number formats and quantized formats to the bit ([`number`], [`mod@format`]), which tensor has which format
-//! ([`precision`]), how a checkpoint becomes a policy ([`model`], [`checkpoint`], [`policy`]), the network described
+//! ([`precision`]), how a checkpoint becomes a policy ([`model`], [`checkpoint`], [`convert`], [`policy`]), the network described
 //! once ([`network`]), and the traits that users implement ([`plugin`], [`registry`]). It holds no device code, no
 //! unsafe and no async runtime.
 #![forbid(unsafe_code)]

@@ -28,6 +28,7 @@ pub(crate) mod layout;
 pub mod limits;
 mod names;
 mod packed;
+mod pieces;
 pub(crate) mod plan;
 pub(crate) mod positional;
 pub(crate) mod raw;

@@ -60,12 +60,12 @@ fn quantized(
     for content in [Content::Codes, Content::OffsetWords, Content::Scales, Content::OuterScale] {
         let is_it = |output: &&Output| output.part.as_ref().is_some_and(|part| part.content == content);
         for output in outputs.iter().filter(is_it) {
-            let flip = |bytes: &mut [u8]| {
-                if content == Content::OffsetWords {
+            let is_packed = content == Content::OffsetWords;
+            feed(&mut hasher, files, output, |bytes| {
+                if is_packed {
                     flip_offset(bytes);
                 }
-            };
-            feed(&mut hasher, files, output, flip)?;
+            })?;
         }
     }
     Ok(Some(hasher.finalize().into()))
