@@ -42,7 +42,7 @@ fn codes_shape(tensor: &QuantizedTensor) -> Result<Vec<usize>, FormatError> {
 fn layout_of(tensor: &QuantizedTensor, rows: usize, cols: usize) -> Result<TensorLayout, FormatError> {
     match builtin_rule(tensor.format()) {
         Some(rule) => rule.layout(rows, cols, &tensor.spec()),
-        None => Ok(tensor.layout().clone()),
+        None => Ok(*tensor.layout()),
     }
 }
 
