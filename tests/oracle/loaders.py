@@ -2,7 +2,8 @@
 
     pip install torch transformers accelerate compressed-tensors torchao
     cargo run --release --example layouts -- --model tests/data/fixtures/qwen3-moe --output OUT --values
-    python3 tests/oracle/loaders.py OUT
+    cargo build --release --example logprobs
+    python3 tests/oracle/loaders.py OUT --logprobs target/release/examples/logprobs
 
 Per layout and loader there is one line: how many weights are those of OUT/NAME.values to the bit and how far the others
 are, and how far the logits are from ours (OUT/NAME.logits.safetensors). A loader that has no code for a layout, or refuses
@@ -15,6 +16,8 @@ it, says so; only a result that is wrong makes the script fail.
 | compressed-tensors | the package's own readers of block FP8, ModelOpt NVFP4 and its own formats, without a model |
 | torchao | no loader of these directories: its tensor types are made from the stored parts and dequantized |
 
+With `--logprobs`, the models of `run` are saved by transformers and read back by us: the logits have to be the same bits.
+
 Nothing here shares code with the Rust readers and writers.
 """
 
@@ -24,7 +27,9 @@ import gc
 import json
 import logging
 import pathlib
+import subprocess
 import sys
+import tempfile
 import warnings
 
 import torch
@@ -239,7 +244,21 @@ def line(what, verdict, text):
     return verdict == "WRONG"
 
 
-def check(output, name):
+def saved(model, output, name, logprobs, expected):
+    """Whether a model that transformers saves is, for our reader, the one that it was loaded from."""
+    with tempfile.TemporaryDirectory() as scratch:
+        theirs, result = pathlib.Path(scratch) / "theirs", pathlib.Path(scratch) / "result.safetensors"
+        model.save_pretrained(theirs)
+        ids = output / f"{name}.logits.safetensors"
+        command = [logprobs, "--model", theirs, "--input", ids, "--output", result, "--activations", "f32"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return line(f"{name} saved by transformers", "WRONG", done.stderr.strip().splitlines()[-1])
+        equal = torch.equal(load_file(result)["logits"], expected)
+        return line(f"{name} saved by transformers", "ok" if equal else "WRONG", f"read by us, the same logits: {equal}")
+
+
+def check(output, name, logprobs):
     directory, values = output / name, output / f"{name}.values"
     ours = load_file(output / f"{name}.logits.safetensors")
     ids, expected = ours["input_ids"].long(), ours["logits"]
@@ -256,6 +275,8 @@ def check(output, name):
         what = f"{name} {loader.__name__.replace('_', ' ')}"
         try:
             model = loader(directory)
+            if logprobs and loader is transformers_run:
+                wrong += saved(model, output, name, logprobs, ours["logits_of_codes"])
             logits = logits_of(model, ids)
         except NoLoader as reason:
             line(what, "none", str(reason))
@@ -306,13 +327,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=pathlib.Path, help="what the `layouts` example made")
     parser.add_argument("layouts", nargs="*", help="layouts by name; all of them when left out")
+    parser.add_argument("--logprobs", help="the `logprobs` example, to read what transformers saves")
     options = parser.parse_args()
     names = options.layouts or sorted(
         path.name for path in options.output.iterdir() if path.is_dir() and not path.name.endswith(".values")
     )
     if not names:
         sys.exit(f"{options.output}: no layouts here")
-    if any([check(options.output, name) for name in names]):
+    if any([check(options.output, name, options.logprobs) for name in names]):
         sys.exit("some loader read something else than what was stored")
 
 

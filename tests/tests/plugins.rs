@@ -130,6 +130,10 @@ impl Quantizer for Counting {
         self.inner.concurrency()
     }
 
+    fn scratch_bytes(&self, spec: &QuantizeSpec, elements: usize) -> u64 {
+        self.inner.scratch_bytes(spec, elements)
+    }
+
     fn quantize(&self, sources: &[Source<'_>], spec: &QuantizeSpec) -> Result<Vec<QuantizedTensor>> {
         self.tensors.fetch_add(sources.len(), Ordering::Relaxed);
         self.inner.quantize(sources, spec)
