@@ -97,13 +97,14 @@ fn a_line_in_other_bytes_than_a_ledger_writes_is_named() {
         good.replace("\"tensor\":\"a\"", "\"tensor\":\"\\u0061\""),
         good.replace(&Digest::of(b"a").to_string(), &Digest::of(b"a").to_string().to_uppercase()),
         good.replacen("\"run\":\"test\",\"step\":0", "\"step\":0,\"run\":\"test\"", 1),
-        exported.replace("\"f\"", &twice),
     ];
     for changed in changed {
         let found = error([text(&event(0, "b")), changed.clone()].concat());
         assert!(matches!(found, LedgerError::Form { line: 2, .. }), "{changed}: {found}");
         assert!(found.to_string().contains("ledger.jsonl:2: "), "{found}");
     }
+    let found = error([text(&event(0, "b")), exported.replace("\"f\"", &twice)].concat()).to_string();
+    assert!(found.contains("ledger.jsonl:2: ") && found.contains("`files.f` is given twice"), "{found}");
 }
 
 #[test]
