@@ -30,7 +30,7 @@ pub enum PolicyDiff {
     /// Only one run has one.
     OnlyIn(Side),
     /// Both have one.
-    Both(DirectoryDiff),
+    Both(Box<DirectoryDiff>),
 }
 
 impl RunDiff {
@@ -81,7 +81,7 @@ fn policies(a: &LeftRun, b: &LeftRun) -> Result<Option<PolicyDiff>> {
         (None, None) => None,
         (Some(_), None) => Some(PolicyDiff::OnlyIn(Side::A)),
         (None, Some(_)) => Some(PolicyDiff::OnlyIn(Side::B)),
-        (Some(a), Some(b)) => Some(PolicyDiff::Both(diff_directories(&a, &b)?)),
+        (Some(a), Some(b)) => Some(PolicyDiff::Both(Box::new(diff_directories(&a, &b)?))),
     })
 }
 

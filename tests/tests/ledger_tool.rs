@@ -397,8 +397,7 @@ fn metrics_and_config_that_do_not_belong_to_the_ledger_are_found() {
     }
     let found = verify(&left.edited("run.toml", |text| text.replace("\"mxfp8\"", "\"fp8-block\"")));
     assert_eq!((found.code(), found.has(&["precision_map", "ledger.jsonl:"])), (1, true), "{found:#?}");
-    let faults =
-        [("[run]", "= ="), ("recipe", "recipes"), ("\"mxfp8\"", "\"mxfp9\""), ("steps = 2", "steps = \"x\"")];
+    let faults = [("[run]", "= ="), ("recipe", "recipes"), ("\"mxfp8\"", "\"mxfp9\""), ("steps = 2", "steps = \"x\"")];
     for (from, to) in faults {
         let copy = left.edited("run.toml", |text| text.replacen(from, to, 1));
         let mut found = vec![verify(&copy)];
