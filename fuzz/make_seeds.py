@@ -246,6 +246,7 @@ rules = [
         "run": "r",
         "step": 1,
         "version": 2,
+        "precision_map": digest,
         "policy_digest": digest,
         "as_held": True,
         "files": {"a.safetensors": {"bytes": 8, "digest": digest}},
@@ -295,7 +296,9 @@ def saved_loop(digest):
         "precision_map": digest,
         "scheduler": None,
         "metrics_bytes": 0,
+        "metrics_digest": digest,
         "ledger_bytes": 0,
+        "ledger_digest": digest,
         "config_digest": digest,
         "config": {"values": {"run.seed": 1}},
     }

@@ -8,7 +8,7 @@
 //!
 //! A rules file holds either `[[rules]]` alone, which go in front of the recipe's, or a whole list with `name` and
 //! `backward` in its place. Only headers are read, so this works for every family whose names are known, with a forward
-//! pass or without, at any size. A rule that decides nothing is warned of on standard error.
+//! pass or without, at any size. A rule of the file that decides nothing is warned of on standard error.
 
 use std::error::Error;
 use std::fs;
@@ -65,14 +65,14 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let model = StoredModel::open(&arguments.model.clone().unwrap_or_else(quickstart_model))?;
     let inventory = model.inventory();
-    let list = rule_list(arguments, inventory)?;
+    let (list, own) = rule_list(arguments, inventory)?;
     if arguments.list {
         print!("{}", toml::to_string(&list)?);
         return Ok(());
     }
     let plan = PartitionPlan::new(arguments.expert_tensor_parallel, PartitionAxis::Intermediate)?;
     let map = resolve_list(inventory, &list, &[], plan)?;
-    for rule_use in list.uses(inventory) {
+    for rule_use in list.uses(inventory).into_iter().take(own) {
         if let Some(cause) = rule_use.no_effect() {
             eprintln!("warning: {} decides nothing: {cause}", rule_use.rule);
         }
@@ -90,18 +90,21 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The recipe's rules, with those of a file before them or in their place.
-fn rule_list(arguments: &Arguments, inventory: &Inventory) -> Result<RuleList, Box<dyn Error>> {
+/// The recipe's rules, with those of a file before them or in their place; and how many are the file's. Those of a recipe are
+/// for every family, and not each has a use in one.
+fn rule_list(arguments: &Arguments, inventory: &Inventory) -> Result<(RuleList, usize), Box<dyn Error>> {
     let recipe = arguments.recipe.list(inventory);
-    let Some(path) = &arguments.rules else { return Ok(recipe) };
+    let Some(path) = &arguments.rules else { return Ok((recipe, 0)) };
     let in_file = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = fs::read_to_string(path).map_err(|error| in_file(&error))?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| in_file(&error))?;
     if table.contains_key("name") {
-        return Ok(toml::from_str(&text).map_err(|error| in_file(&error))?);
+        let list: RuleList = toml::from_str(&text).map_err(|error| in_file(&error))?;
+        let own = list.rules.len();
+        return Ok((list, own));
     }
     let overrides: Overrides = toml::from_str(&text).map_err(|error| in_file(&error))?;
-    Ok(recipe.with_overrides(&overrides.rules))
+    Ok((recipe.with_overrides(&overrides.rules), overrides.rules.len()))
 }
 
 fn unknown_tensor(inventory: &Inventory, name: &str) -> String {

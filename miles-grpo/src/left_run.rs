@@ -11,17 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use miles_core::checkpoint::Checkpoint;
-use miles_core::digest::Digest;
-use miles_core::model::huggingface::HuggingFaceConfig;
 use miles_core::network::Network;
 use miles_core::policy::{
-    Finding, KnownPolicy, LedgerFile, PolicyError, PolicyVersion, Rebuilt, Snapshot, StoredMasters, WeightSource,
-    rebuild, recorded_map, stored_version, verify_rebuilt, verify_snapshot,
+    Finding, LedgerFile, PolicyError, PolicyVersion, Rebuilt, Snapshot, StoredMasters, WeightSource, rebuild,
+    recorded_map, stored_version, verify_rebuilt, verify_snapshot,
 };
 
 use crate::checkpoint::SavedLoop;
 use crate::export::ExportForm;
 use crate::left_config::{self, LeftMap};
+use crate::left_policy::{self, LeftPolicy};
 use crate::output::{OutputDir, OutputError};
 use crate::run_audit::{RunAudit, RunFinding, Witness};
 use crate::{Result, RunConfig};
@@ -30,7 +29,7 @@ use crate::{Result, RunConfig};
 #[derive(Clone, Debug)]
 pub struct LeftRun {
     out: OutputDir,
-    config: Option<RunConfig>,
+    config: Option<Box<RunConfig>>,
     model: Option<PathBuf>,
 }
 
@@ -69,7 +68,7 @@ impl LeftRun {
         let out = OutputDir::of(dir);
         let ledger = out.ledger();
         std::fs::metadata(&ledger).map_err(|source| OutputError::Io { path: ledger, source })?;
-        let config = left_config::read(&out.config())?;
+        let config = left_config::read(&out.config())?.map(Box::new);
         let model = config.as_ref().map(|config| config.model.dir.clone());
         Ok(LeftRun { out, config, model: model.filter(|dir| dir.join("config.json").is_file()) })
     }
@@ -191,7 +190,7 @@ impl LeftRun {
                 let model = Checkpoint::open(dir)?;
                 Ok(self.rebuilt(model.network(), held.version, &model)?.snapshot)
             }
-            Place::Checkpoint(saved) => Ok(self.remade(saved, held.version)?.snapshot),
+            Place::Checkpoint(saved) => Ok(self.masters_rebuilt(saved, held.version)?.snapshot),
         }
     }
 
@@ -214,17 +213,17 @@ impl LeftRun {
                 let model = Checkpoint::open(dir)?;
                 verify_rebuilt(&self.rebuilt(model.network(), held.version, &model)?, &recorded)
             }
-            Place::Checkpoint(saved) => verify_rebuilt(&self.remade(saved, held.version)?, &recorded),
+            Place::Checkpoint(saved) => verify_rebuilt(&self.masters_rebuilt(saved, held.version)?, &recorded),
         };
         Ok(findings.into_iter().map(RunFinding::Ledger).collect())
     }
 
-    fn remade(&self, saved: &SavedLoop, version: PolicyVersion) -> Result<Rebuilt> {
+    fn masters_rebuilt(&self, saved: &SavedLoop, version: PolicyVersion) -> Result<Rebuilt> {
         let masters = saved.trainer_dir()?.join("masters.safetensors");
         let known = self.known(std::slice::from_ref(saved))?;
         let network = match known.network {
             Some(network) => network,
-            None => network(&self.model.clone().unwrap_or_else(|| self.out.policy()))?,
+            None => left_policy::network(&self.model.clone().unwrap_or_else(|| self.out.policy()))?,
         };
         let source = StoredMasters::open(&network, &masters)?;
         self.rebuilt(&network, version, &source)
@@ -242,62 +241,9 @@ impl LeftRun {
         Ok(rebuild(network, &Arc::new(map), version, source)?)
     }
 
-    /// What is known of the run's policy beside its ledger. Of the two directories that tell the network the exported
-    /// one goes first, unless a checkpoint says that it is not the run's.
-    fn known(&self, saved: &[SavedLoop]) -> Result<Known> {
-        let saved_map = saved.last().map(|saved| saved.state.precision_map);
-        let (mut first, mut why) = (None, "run.toml is missing".to_owned());
-        if let Some(config) = &self.config {
-            why = "neither the exported policy nor the model that the run started from is there".to_owned();
-            for dir in self.policy().into_iter().chain(self.model.clone()) {
-                let network = match network(&dir) {
-                    Ok(network) => network,
-                    Err(error) => {
-                        why = error.to_string();
-                        continue;
-                    }
-                };
-                match left_config::precision_map(&self.out.config(), config, &network)? {
-                    LeftMap::UnknownFormat(error) => why = error,
-                    LeftMap::Made(map) => {
-                        let policy = KnownPolicy::of(&network, &map);
-                        let known = Known { network: Some(network), policy, why: None };
-                        if saved_map.is_none_or(|saved| saved == map.digest()) {
-                            return Ok(known);
-                        }
-                        first.get_or_insert(known);
-                    }
-                }
-            }
-        }
-        if let Some(known) = first {
-            return Ok(known);
-        }
-        let precision_map = saved_map.map_or_else(|| self.exported_map(), |map| Ok(Some(map)))?;
-        Ok(Known { network: None, policy: KnownPolicy { formats: None, precision_map }, why: Some(why) })
+    fn known(&self, saved: &[SavedLoop]) -> Result<LeftPolicy> {
+        LeftPolicy::find(&self.out, self.config.as_deref(), self.model.as_deref(), saved)
     }
-
-    /// The digest of the precision map that the last export names.
-    fn exported_map(&self) -> Result<Option<Digest>> {
-        let mut newest = None;
-        for recorded in LedgerFile::open(&self.ledger())? {
-            newest = recorded?.export().map(|export| export.precision_map).or(newest);
-        }
-        Ok(newest)
-    }
-}
-
-/// What is known of a run's policy beside its ledger.
-struct Known {
-    network: Option<Arc<Network>>,
-    policy: KnownPolicy,
-    /// Why the precision map is not known.
-    why: Option<String>,
-}
-
-fn network(dir: &Path) -> Result<Arc<Network>> {
-    let config = HuggingFaceConfig::read(dir).map_err(miles_core::Error::from)?;
-    Ok(Arc::new(Network::new(config.model())))
 }
 
 impl Place {

@@ -35,6 +35,7 @@ mod interrupt;
 pub mod kl;
 pub mod learning_rate;
 mod left_config;
+mod left_policy;
 pub mod left_run;
 pub mod loss;
 pub mod metrics;
