@@ -6,7 +6,6 @@ use miles_core::checkpoint::{Checkpoint, Mxfp8Layout, StoredForm, WriteOptions, 
 use miles_core::format::{FormatId, QuantizedTensor, builtin_rule};
 use miles_core::model::huggingface::StoredLayout;
 use miles_core::network::{Network, ParamId};
-use miles_core::plugin::RolloutEngine;
 use miles_core::policy::{
     Ledger, PolicyContext, PolicyTensor, PolicyVersion, RuleQuantizer, Snapshot, WeightSource, quantize_policy,
 };
