@@ -99,6 +99,8 @@ fn sglang_modelopt(list: &[String], module: &Module) -> Option<bool> {
     Some(list.contains(&module.name) || list.iter().any(|entry| pattern(entry, module) || part(entry)))
 }
 
+/// A format, the words of MXFP8, where the directory lists its kept modules, and who reads them there.
+type Case<'a> = (&'a str, Mxfp8Layout, &'a [(&'a str, String)], &'a [Lookup]);
 type Lookup = (&'static str, fn(&[String], &Module) -> Option<bool>);
 
 fn list(dir: &Path, file: &str, pointer: &str) -> Vec<String> {
@@ -109,7 +111,7 @@ fn list(dir: &Path, file: &str, pointer: &str) -> Vec<String> {
 #[test]
 fn every_engine_finds_every_module_that_is_kept_and_no_other() {
     let (inline, config) = ("/quantization_config", "config.json");
-    let cases: [(&str, Mxfp8Layout, &[(&str, String)], &[Lookup]); 5] = [
+    let cases: [Case<'_>; 5] = [
         (
             "fp8-block",
             Mxfp8Layout::ScaleInv,
