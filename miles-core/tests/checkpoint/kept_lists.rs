@@ -99,6 +99,8 @@ fn sglang_modelopt(list: &[String], module: &Module) -> Option<bool> {
     Some(list.contains(&module.name) || list.iter().any(|entry| pattern(entry, module) || part(entry)))
 }
 
+/// A format, the words of MXFP8, where the directory lists its kept modules, and who reads them there.
+type Case<'a> = (&'a str, Mxfp8Layout, &'a [(&'a str, String)], &'a [Lookup]);
 type Lookup = (&'static str, fn(&[String], &Module) -> Option<bool>);
 
 fn list(dir: &Path, file: &str, pointer: &str) -> Vec<String> {
