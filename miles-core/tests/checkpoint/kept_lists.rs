@@ -108,9 +108,6 @@ fn list(dir: &Path, file: &str, pointer: &str) -> Vec<String> {
     serde_json::from_value(value.pointer(pointer).unwrap().clone()).unwrap()
 }
 
-/// Format, layout, the lists (file and pointer into it), and who looks modules up in them.
-type Case<'a> = (&'a str, Mxfp8Layout, &'a [(&'a str, String)], &'a [Lookup]);
-
 #[test]
 fn every_engine_finds_every_module_that_is_kept_and_no_other() {
     let (inline, config) = ("/quantization_config", "config.json");
