@@ -172,7 +172,7 @@ register_format!("mxfp6-e3m2", |_options| Ok(Box::new(Mxfp6)));
 /// The CPU backend with MXFP6 among the formats of its quantizer.
 fn backend() -> miles_core::Result<Backend> {
     let cpu = CpuRef::new();
-    let quantizer = Arc::new(cpu.quantizer()?.with_rule(Arc::new(Mxfp6)));
+    let quantizer = Arc::new(cpu.quantizer()?.with_rule(Arc::new(Mxfp6))?);
     Ok(Backend { quantizer, ..cpu.backend()? })
 }
 

@@ -29,18 +29,23 @@ impl CpuQuantizer {
     /// A quantizer of the built-in formats and of every registered one.
     ///
     /// # Errors
-    /// If a format is registered twice or cannot be made without options.
+    /// If a format is registered twice, under a name that is not its own or may not be registered, or cannot be made without
+    /// options.
     pub fn new(compute: Compute) -> Result<Self> {
         let registered = registry::format_names().into_iter();
         let make = |name| registry::format(name, &serde_json::Value::Null).map(Arc::from);
         Ok(CpuQuantizer { compute, rules: registered.map(make).collect::<Result<_>>()? })
     }
 
-    /// The same with one more format, which goes before a registered one of the same name. A built-in name stays built in.
-    #[must_use]
-    pub fn with_rule(mut self, rule: Arc<dyn FormatRule>) -> Self {
+    /// The same with one more format, which goes before a registered one of the same name.
+    ///
+    /// # Errors
+    /// [`RegistryError::BuiltIn`](registry::RegistryError::BuiltIn) for a rule that calls itself by a built-in name: it would
+    /// never be asked.
+    pub fn with_rule(mut self, rule: Arc<dyn FormatRule>) -> Result<Self> {
+        registry::check_own_format(&rule.id())?;
         self.rules.insert(0, rule);
-        self
+        Ok(self)
     }
 
     /// Every format that this quantizer does.

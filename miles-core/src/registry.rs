@@ -24,7 +24,7 @@
 use serde_json::Value;
 
 use crate::Result;
-use crate::format::FormatRule;
+use crate::format::{FormatError, FormatId, FormatRule, builtin_rule};
 use crate::plugin::{Advantage, Backend, Loss, Reward, Scheduler};
 
 pub use inventory;
@@ -55,6 +55,34 @@ pub enum RegistryError {
         /// Registrations.
         times: usize,
     },
+    /// A name that no config can name, or that a digest cannot hold.
+    #[error("a {kind} is registered as `{name}`: {why}")]
+    BadName {
+        /// What was registered.
+        kind: &'static str,
+        /// Name.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A plug-in under a name of the library's own, which always goes first.
+    #[error("{kind} `{name}` is built in: one of another arithmetic needs another name")]
+    BuiltIn {
+        /// What was registered or passed.
+        kind: &'static str,
+        /// Name.
+        name: String,
+    },
+    /// A plug-in that calls itself otherwise than it is registered.
+    #[error("{kind} `{name}` calls itself `{own}`: configs and digests would name it differently")]
+    OtherName {
+        /// What was registered.
+        kind: &'static str,
+        /// Name in the registry.
+        name: String,
+        /// Its own.
+        own: String,
+    },
     /// Options that a plug-in does not take.
     #[error("{kind} `{name}`: {why}")]
     BadOptions {
@@ -82,6 +110,55 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate.to_owned())
 }
 
+/// Refuses a format of one's own under a built-in name, variants and their combinations included.
+///
+/// # Errors
+/// [`RegistryError::BuiltIn`].
+pub fn check_own_format(format: &FormatId) -> Result<(), RegistryError> {
+    match builtin_rule(format) {
+        None => Ok(()),
+        Some(_) => Err(RegistryError::BuiltIn { kind: "format", name: format.to_string() }),
+    }
+}
+
+/// What a plug-in's own name has to be, given the name that it is registered under.
+trait Named {
+    fn check(&self, name: &str) -> Result<(), RegistryError>;
+}
+
+impl Named for Box<dyn FormatRule> {
+    fn check(&self, name: &str) -> Result<(), RegistryError> {
+        let own = self.id();
+        check_own_format(&own)?;
+        if own.as_str() == name {
+            return Ok(());
+        }
+        Err(RegistryError::OtherName { kind: "format", name: name.to_owned(), own: own.to_string() })
+    }
+}
+
+/// Plug-ins without a name of their own, and backends, which may be named after the part that they replace.
+macro_rules! nameless {
+    ($($value:ty),*) => {
+        $(impl Named for $value {
+            fn check(&self, _name: &str) -> Result<(), RegistryError> {
+                Ok(())
+            }
+        })*
+    };
+}
+nameless!(Box<dyn Reward>, Box<dyn Advantage>, Box<dyn Loss>, Box<dyn Scheduler>, Backend);
+
+/// Names of every kind are made of what the names of formats are made of.
+fn check_name(kind: &'static str, name: &str) -> Result<(), RegistryError> {
+    match FormatId::new(name) {
+        Err(FormatError::InvalidFormatId { why, .. }) if name != "bf16" || kind == "format" => {
+            Err(RegistryError::BadName { kind, name: name.to_owned(), why })
+        }
+        _ => Ok(()),
+    }
+}
+
 macro_rules! registered {
     ($(#[$doc:meta])* $entry:ident, $kind:literal, $lookup:ident, $names:ident, $macro:ident, $value:ty) => {
         $(#[$doc])*
@@ -97,11 +174,17 @@ macro_rules! registered {
         #[doc = concat!("Makes the ", $kind, " of a name from its options.")]
         ///
         /// # Errors
-        /// If the name is unknown or doubled, or the options do not fit.
+        /// If the name is unknown or doubled, may not be registered, or is not what the plug-in calls itself, or the
+        /// options do not fit.
         pub fn $lookup(name: &str, options: &Value) -> Result<$value> {
             let found: Vec<&$entry> = inventory::iter::<$entry>().filter(|entry| entry.name == name).collect();
             match found.as_slice() {
-                [entry] => (entry.make)(options),
+                [entry] => {
+                    check_name($kind, entry.name)?;
+                    let made = (entry.make)(options)?;
+                    Named::check(&made, entry.name)?;
+                    Ok(made)
+                }
                 [] => {
                     let known = $names();
                     let nearest = nearest(name, known.iter().copied());
@@ -155,3 +238,84 @@ registered!(
     /// A registered format.
     FormatEntry, "format", format, format_names, register_format, Box<dyn FormatRule>
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Mxfp8, QuantizeSpec, QuantizedTensor, Source, TensorLayout};
+
+    /// A format of a name, which is all that is looked at.
+    struct Called(&'static str);
+
+    impl FormatRule for Called {
+        fn id(&self) -> FormatId {
+            FormatId::from_static(self.0)
+        }
+
+        fn layout(&self, _: usize, _: usize, _: &QuantizeSpec) -> Result<TensorLayout, FormatError> {
+            Err(FormatError::NoShards)
+        }
+
+        fn quantize(&self, _: &Source<'_>, _: &QuantizeSpec) -> Result<QuantizedTensor, FormatError> {
+            Err(FormatError::NoShards)
+        }
+
+        fn quantize_joint(&self, _: &[Source<'_>], _: &QuantizeSpec) -> Result<Vec<QuantizedTensor>, FormatError> {
+            Err(FormatError::NoShards)
+        }
+
+        fn dequantize(&self, _: &QuantizedTensor) -> Result<Vec<f32>, FormatError> {
+            Err(FormatError::NoShards)
+        }
+    }
+
+    struct Zero;
+
+    impl Advantage for Zero {
+        fn advantages(&self, rewards: &[f32]) -> Vec<f32> {
+            vec![0.0; rewards.len()]
+        }
+    }
+
+    register_format!("test-own", |_| Ok(Box::new(Called("test-own"))));
+    register_format!("test-one-name", |_| Ok(Box::new(Called("test-another-name"))));
+    register_format!("mxfp8", |_| Ok(Box::new(Mxfp8::DEFAULT)));
+    register_format!("nvfp4/te-2.13", |_| Ok(Box::new(Called("nvfp4/te-2.13"))));
+    register_format!("Test Format", |_| Ok(Box::new(Called("test-format"))));
+    register_advantage!("", |_| Ok(Box::new(Zero)));
+    register_advantage!("test-zero", |_| Ok(Box::new(Zero)));
+
+    fn refused(name: &str) -> RegistryError {
+        match format(name, &Value::Null) {
+            Err(crate::Error::Registry(error)) => error,
+            Err(error) => panic!("{name}: {error}"),
+            Ok(made) => panic!("{name} is made as {}", made.id()),
+        }
+    }
+
+    #[test]
+    fn a_format_is_registered_under_its_own_name_and_under_no_built_in_one() {
+        assert_eq!(format("test-own", &Value::Null).unwrap().id().as_str(), "test-own");
+        for name in ["mxfp8", "nvfp4/te-2.13"] {
+            assert_eq!(refused(name), RegistryError::BuiltIn { kind: "format", name: name.to_owned() });
+        }
+        let other = RegistryError::OtherName {
+            kind: "format",
+            name: "test-one-name".to_owned(),
+            own: "test-another-name".to_owned(),
+        };
+        assert_eq!(refused("test-one-name"), other);
+    }
+
+    #[test]
+    fn a_bad_name_is_refused_whatever_is_registered_under_it() {
+        let error = refused("Test Format");
+        assert!(
+            matches!(&error, RegistryError::BadName { kind: "format", name, .. } if name == "Test Format"),
+            "{error}"
+        );
+        let error = advantage("", &Value::Null).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("advantage") && error.contains("empty"), "{error}");
+        assert_eq!(advantage("test-zero", &Value::Null).unwrap().advantages(&[1.0]), [0.0]);
+    }
+}

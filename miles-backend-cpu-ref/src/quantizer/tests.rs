@@ -1,11 +1,12 @@
 use std::num::NonZeroUsize;
 
 use miles_core::format::{
-    Axis, BlockScales, Cut, FormatError, NonFinite, Partition, QuantizedParts, ScaleScope, SourceDtype, TensorLayout,
-    shards,
+    Axis, BlockScales, Cut, FormatError, Mxfp8, NonFinite, Nvfp4, Partition, QuantizedParts, ScaleScope, SourceDtype,
+    TensorLayout, shards,
 };
 use miles_core::number::bf16;
 use miles_core::random::{Coordinates, Stream, normal};
+use miles_core::registry::RegistryError;
 
 use super::*;
 use crate::kernel::testing::{computes, words};
@@ -258,8 +259,17 @@ fn a_rule_passed_as_a_value_is_used_and_an_unknown_one_is_refused() {
     let error = plain.quantize(&[source], &spec).unwrap_err().to_string();
     assert!(error.contains("`zeros`") && error.contains("nvfp4"), "{error}");
 
-    let own = plain.with_rule(Arc::new(Zeros));
+    let own = plain.with_rule(Arc::new(Zeros)).unwrap();
     assert_eq!(own.support(&format), Support::Emulated);
     let tensor = &own.quantize(&[source], &spec).unwrap()[0];
     assert_eq!(own.dequantize(tensor).unwrap(), vec![0.0; 64]);
+}
+
+#[test]
+fn a_rule_under_a_built_in_name_is_refused_and_not_shadowed() {
+    for rule in [Arc::new(Mxfp8::DEFAULT) as Arc<dyn FormatRule>, Arc::new(Nvfp4::DEFAULT)] {
+        let (name, error) = (rule.id().to_string(), quantizer(1).with_rule(rule).unwrap_err());
+        let expected = RegistryError::BuiltIn { kind: "format", name };
+        assert!(matches!(&error, Error::Registry(found) if *found == expected), "{error}");
+    }
 }

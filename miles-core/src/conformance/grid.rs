@@ -1,5 +1,7 @@
 //! [`Grid`]: the tensors that the suites quantize, and the specs that they quantize them by.
 
+use std::ops::Range;
+
 use super::Failure;
 use crate::format::{
     Axis, FormatId, FormatRule, NonFinite, Operand, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype,
@@ -104,10 +106,34 @@ impl Grid {
         self.values.iter().map(|&x| bf16::encode(x).to_le_bytes()).collect()
     }
 
+    /// What a rule makes of it: a tensor of this shape, so that what looks into its parts may count on their lengths.
     pub fn quantize(&self, rule: &dyn FormatRule, spec: &QuantizeSpec) -> Result<QuantizedTensor, Failure> {
-        let quantized = self.source(SourceDtype::F32).and_then(|source| Ok(rule.quantize(&source, spec)?));
-        quantized.map_err(|failure| failure.at(format_args!("[{}, {}]", self.rows, self.cols)))
+        let check = || {
+            let tensor = rule.quantize(&self.source(SourceDtype::F32)?, spec)?;
+            let (found, expected) = ((tensor.rows(), tensor.cols()), (self.rows, self.cols));
+            Failure::unless(found == expected, || format!("it is quantized to the shape {found:?}"))?;
+            let layout = rule.layout(self.rows, self.cols, spec)?;
+            let found = tensor.layout();
+            Failure::unless(*found == layout, || format!("it has the layout {found:?}, not {layout:?}"))?;
+            Ok(tensor)
+        };
+        check().map_err(|failure: Failure| failure.at(format_args!("[{}, {}]", self.rows, self.cols)))
     }
+
+    /// Some rows and columns of it.
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        Self::from_fn(rows.len(), cols.len(), |row, col| self.values[(rows.start + row) * self.cols + cols.start + col])
+    }
+}
+
+/// What a rule decodes a tensor to: one value per element.
+pub(super) fn decoded(rule: &dyn FormatRule, tensor: &QuantizedTensor) -> Result<Vec<f32>, Failure> {
+    let values = rule.dequantize(tensor)?;
+    let (found, expected) = (values.len(), tensor.rows() * tensor.cols());
+    Failure::unless(found == expected, || {
+        format!("[{}, {}] decodes to {found} values, not {expected}", tensor.rows(), tensor.cols())
+    })?;
+    Ok(values)
 }
 
 /// Both operands, axes and scopes, non-finite values as hardware converts them.

@@ -19,8 +19,8 @@ macro_rules! conformance_tests {
     };
     (format $module:ident: $subject:expr) => {
         $crate::conformance_group_tests! { $module, $subject, format_group, FORMAT_GROUPS, [
-            declared, lengths, empty, repeatable, rows, transpose, padding, zeros, finite, error_bound, monotone,
-            idempotent, joint, parts, non_finite, refusals
+            declared, lengths, empty, repeatable, rows, transpose, padding, blocks, bf16, zeros, finite, error_bound, monotone,
+            idempotent, joint, partition, parts, non_finite, refusals
         ] }
     };
     (quantizer: $subject:expr) => {

@@ -64,7 +64,9 @@ fn schedules(scheduler: &mut dyn Scheduler, view: ScheduleView, from: u64) -> Ve
 
 /// Rewards between 0 and 1 that depend on step and prompt alone.
 fn mean_rewards(step: u64, prompts: &[usize]) -> Vec<(usize, f32)> {
-    prompts.iter().map(|&prompt| (prompt, ((step as usize * 7 + prompt * 5) % 9) as f32 / 8.0)).collect()
+    // A scheduler may name any prompt.
+    let place = |prompt: usize| (step as usize).wrapping_mul(7).wrapping_add(prompt.wrapping_mul(5)) % 9;
+    prompts.iter().map(|&prompt| (prompt, place(prompt) as f32 / 8.0)).collect()
 }
 
 fn the_first_step_is_scheduled(make: &MakeScheduler<'_>) -> Verdict {

@@ -39,6 +39,16 @@ pub enum PrecisionError {
         /// The tensor.
         tensor: String,
     },
+    /// A format that is registered and cannot be made.
+    #[error("rule `{rule}` gives the format `{format}`: {source}")]
+    Registered {
+        /// The rule.
+        rule: String,
+        /// The format.
+        format: String,
+        /// Why not.
+        source: Box<crate::Error>,
+    },
     /// A format that a backend does not do.
     #[error(
         "backend `{backend}` cannot do {format}, which rule `{rule}` gives {tensors} {} tensors, first `{tensor}` (it can: {})",

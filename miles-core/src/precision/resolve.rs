@@ -4,9 +4,10 @@ use super::{
     BackwardMode, PartitionPlan, PrecisionEntry, PrecisionError, PrecisionMap, Recipe, Rule, RuleList, RulePartition,
     TensorFormat,
 };
+use crate::Error;
 use crate::format::{Axis, FormatError, FormatId, FormatRule, Partition, QuantizeSpec, builtin_rule, builtin_rules};
 use crate::network::{Inventory, Parameter};
-use crate::registry;
+use crate::registry::{self, RegistryError};
 
 /// Decides every tensor of an inventory (a network has one): the first match among `overrides`, then among the recipe's rules.
 ///
@@ -115,7 +116,11 @@ fn check_fit<'a>(
         Some(arithmetic) => Arithmetic::Given(arithmetic),
         None => match registry::format(format.as_str(), &serde_json::Value::Null) {
             Ok(arithmetic) => Arithmetic::Registered(arithmetic),
-            Err(_) => return Err(unknown_format(format, rule, formats)),
+            Err(Error::Registry(RegistryError::Unknown { .. })) => return Err(unknown_format(format, rule, formats)),
+            Err(source) => {
+                let (rule, format) = (rule.to_string(), format.to_string());
+                return Err(PrecisionError::Registered { rule, format, source: Box::new(source) });
+            }
         },
     };
     match arithmetic.rule().layout(rows, cols, &spec) {

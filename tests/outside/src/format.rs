@@ -38,6 +38,8 @@ impl Int8Blocks {
     }
 }
 
+miles_core::register_format!("int8-blocks", |_options| Ok(Box::new(Int8Blocks::new()?)));
+
 impl FormatRule for Int8Blocks {
     fn id(&self) -> FormatId {
         self.id.clone()
@@ -47,6 +49,8 @@ impl FormatRule for Int8Blocks {
         self.check(&spec.format)?;
         let codes_bytes = rows.checked_mul(cols);
         let codes_bytes = codes_bytes.ok_or(FormatError::TooLarge { format: self.id.clone(), rows, cols })?;
+        let block = if spec.axis == Axis::Row { (1, BLOCK) } else { (BLOCK, 1) };
+        spec.partition.check(&self.id, (rows, cols), block)?;
         let (lines, length) = lines(spec.axis, rows, cols);
         let (scale_rows, scale_cols) = (lines, length.div_ceil(BLOCK));
         Ok(TensorLayout { codes_bytes, scale_kind: ScaleKind::F32, scale_rows, scale_cols, outer_len: 0, amax_len: 0 })

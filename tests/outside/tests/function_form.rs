@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use miles_core::conformance::{
-    ConformanceError, Failure, Outcome, Report, Suite, formats, reward_group, rewards, schedulers,
+    ConformanceError, Failure, Outcome, Report, Suite, formats, quantizer_with, reward_group, rewards, schedulers,
 };
 use miles_core::conformance::{RewardSample, RewardSubject};
 use miles_core::format::FormatRule;
 use miles_core::plugin::{Schedule, ScheduleView, Scheduler};
 use miles_core::registry;
-use miles_outside::{InOrder, Int8Blocks, Shortness};
+use miles_outside::{InOrder, Int8Blocks, Shortness, Wrapper};
 
 fn shortness() -> RewardSubject {
     RewardSubject {
@@ -31,6 +31,18 @@ fn reports_pass_and_become_json() {
         assert_eq!(cases.len(), report.cases.len());
         assert!(cases.iter().filter(|case| case["outcome"] == "passed").count() == report.passed(), "{json}");
         assert!(json.to_string().contains("\"outcome\":\"passed\""), "{json}");
+    }
+}
+
+/// A quantizer around the library's rules, held to them and to a rule of its own.
+#[test]
+fn a_quantizer_of_ones_own_holds_the_contract_in_every_format() {
+    let report = quantizer_with(&Wrapper::new().unwrap(), &[&Int8Blocks::new().unwrap()]);
+    report.require().unwrap_or_else(|error| panic!("{error}"));
+    for case in ["declared", "shapes", "partition", "threads", "extremes", "publication"] {
+        for format in ["int8-blocks", "nvfp4", "fp8-block/deepgemm"] {
+            assert_eq!(report.outcome(&format!("{case}/{format}")), Some(&Outcome::Passed), "{report}");
+        }
     }
 }
 
@@ -90,5 +102,7 @@ fn cases_of_ones_own_stand_beside_those_of_the_suite() {
 fn plug_ins_are_found_by_name() {
     let options = miles_core::registry::reward_names();
     assert!(options.contains(&"outside-shortness"), "{options:?}");
+    let format = registry::format("int8-blocks", &Default::default()).unwrap();
+    assert_eq!(format.id(), Int8Blocks::new().unwrap().id());
     assert!(registry::scheduler_names().contains(&"outside-in-order"));
 }

@@ -103,7 +103,7 @@ fn an_unknown_format_is_refused_and_a_known_one_is_emulated() {
     assert_eq!(engine.loaded(), Some(native.stamp()));
 
     let compute = CpuRef::new().compute().unwrap();
-    let quantizer = crate::quantizer::CpuQuantizer::new(compute.clone()).unwrap().with_rule(Arc::new(Foreign));
+    let quantizer = crate::quantizer::CpuQuantizer::new(compute.clone()).unwrap().with_rule(Arc::new(Foreign)).unwrap();
     let context = Context::new(compute, Arc::new(quantizer));
     let options = EngineOptions {
         network: Arc::clone(native.network()),

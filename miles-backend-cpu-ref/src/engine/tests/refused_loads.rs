@@ -94,7 +94,7 @@ fn o7_a_tensor_that_fails_leaves_the_old_version_live_whichever_it_is() {
     for tensor in [0, 1, tensors / 2, tensors - 1] {
         let compute = CpuRef::new().compute().unwrap();
         let rule = Arc::new(FailsAt { tensor, decoded: AtomicUsize::new(0) });
-        let quantizer = crate::quantizer::CpuQuantizer::new(compute.clone()).unwrap().with_rule(rule.clone());
+        let quantizer = crate::quantizer::CpuQuantizer::new(compute.clone()).unwrap().with_rule(rule.clone()).unwrap();
         let context = Context::new(compute, Arc::new(quantizer));
         check(&live, &context, &misfit, |error| {
             // The next load starts from the first tensor again.

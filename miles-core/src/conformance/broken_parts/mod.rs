@@ -1,8 +1,10 @@
 //! Parts with one defect each, to test the suites with: every defect has a name, and the case that catches it.
 //!
-//! Quantizers, engines, trainers, rewards and schedulers are wrappers around a good one, so that nothing but the defect differs.
+//! Formats, quantizers, engines, trainers, rewards and schedulers are wrappers around a good one, so that nothing but the
+//! defect differs.
 
 mod engine;
+mod format;
 mod quantizer;
 mod reward;
 mod scheduler;
@@ -11,6 +13,7 @@ mod swaps;
 mod trainer;
 
 pub use engine::{EngineDefect, with_broken_engine};
+pub use format::{BrokenFormat, FormatDefect};
 pub use quantizer::{BrokenQuantizer, QuantizerDefect};
 pub use reward::{BrokenReward, RewardDefect};
 pub use scheduler::{BrokenScheduler, SchedulerDefect};

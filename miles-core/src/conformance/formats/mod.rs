@@ -5,11 +5,15 @@
 //! accepts. A rule whose [`code_dependence`](FormatRule::code_dependence) says that it rotates blocks or rounds by chance
 //! is asked for what such a rule can promise: see the table.
 
+mod blocks;
+mod names;
 mod refusals;
 mod rows;
 mod shapes;
+mod shards;
 mod values;
 
+pub(in crate::conformance) use names::name;
 pub(in crate::conformance) use rows::same_row;
 
 use super::grid::{Grid, spec_name, specs};
@@ -20,19 +24,22 @@ use crate::format::{Axis, CodeDependence, FormatRule, Operand, QuantizeSpec, Sca
 ///
 /// | group | what it holds |
 /// |---|---|
-/// | `declared` | some spec is supported; what `layout` refuses, `quantize` refuses |
+/// | `declared` | some spec is supported; what `layout` refuses, `quantize` refuses; the name is nobody else's; no code decodes to more than the largest |
 /// | `lengths` | every part has the length of the layout, for all shapes around block borders |
 /// | `empty` | tensors without rows or columns |
 /// | `repeatable` | the same bytes twice, whatever stands in memory before and behind the source |
 /// | `rows` | an activation row's bytes are those of the row alone; rounded by chance, of the row between any others |
 /// | `transpose` | the column copy is the row copy of the transpose |
 /// | `padding` | a block cut short is a block padded with zeros |
+/// | `blocks` | a block far along a line is the same block at its start |
+/// | `bf16` | BF16 values have the bytes of the same values in F32, in either storage |
 /// | `zeros` | zeros decode to zeros, also in zero blocks and (not rotated) beside large values; the sign of zero is kept or dropped everywhere |
 /// | `finite` | no finite value below 2^127 is refused, and none gives a scale that is not finite |
 /// | `error_bound` | not rotated: an element is off by half a step of its own block at most, by one step where chance rounds |
 /// | `monotone` | neither rotated nor by chance: under one scale, a larger element does not decode to a smaller value |
 /// | `idempotent` | with power-of-two scales, decoded values quantize to themselves |
 /// | `joint` | quantizing one tensor jointly is quantizing it; quantizing several is quantizing them stacked |
+/// | `partition` | shards quantized apart are the parts of the whole; shards of unequal size and cuts through a block are refused |
 /// | `parts` | parts and canonical bytes make the same tensor again, damaged parts are refused |
 /// | `non_finite` | NaN and infinity are an error that names tensor, row, column and block, or are converted, as asked |
 /// | `refusals` | other formats' specs and tensors, and sizes beyond the address space |
@@ -44,12 +51,15 @@ pub const FORMAT_GROUPS: &[&str] = &[
     "rows",
     "transpose",
     "padding",
+    "blocks",
+    "bf16",
     "zeros",
     "finite",
     "error_bound",
     "monotone",
     "idempotent",
     "joint",
+    "partition",
     "parts",
     "non_finite",
     "refusals",
@@ -79,12 +89,15 @@ const CHECKS: &[(&str, Applies, Check)] = &[
     ("rows", is_by_row, rows::rows),
     ("transpose", is_column_of_row, shapes::transpose),
     ("padding", always, shapes::padding),
+    ("blocks", is_not_by_chance, blocks::blocks),
+    ("bf16", always, blocks::bf16),
     ("zeros", always, values::zeros),
     ("finite", always, values::finite),
     ("error_bound", is_not_rotated, values::error_bound),
     ("monotone", codes_are_of_elements, values::monotone),
     ("idempotent", has_power_of_two_scales, values::idempotent),
     ("joint", always, rows::joint),
+    ("partition", always, shards::partition),
     ("parts", always, refusals::parts),
     ("non_finite", always, refusals::non_finite),
     ("refusals", always, refusals::refusals),
@@ -93,6 +106,10 @@ const CHECKS: &[(&str, Applies, Check)] = &[
 fn run(rule: &dyn FormatRule, mut suite: Suite) -> Report {
     let (supported, refused): (Vec<_>, Vec<_>) = specs(&rule.id()).into_iter().partition(|spec| supports(rule, spec));
     suite.case("declared/any", || Failure::unless(!supported.is_empty(), || "layout refuses every spec".to_owned()));
+    suite.case("declared/name", || names::name(rule));
+    if !supported.is_empty() {
+        suite.case("declared/largest_code", || supported.iter().try_for_each(|spec| names::largest_code(rule, spec)));
+    }
     for spec in &refused {
         suite.unsupported(format!("declared/{}", spec_name(spec)), || refusals::refuses_as_declared(rule, spec));
     }
@@ -119,6 +136,10 @@ fn always(_rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {
 
 fn is_not_rotated(rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {
     !rule.code_dependence().block
+}
+
+fn is_not_by_chance(rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {
+    !rule.code_dependence().position
 }
 
 fn codes_are_of_elements(rule: &dyn FormatRule, _spec: &QuantizeSpec) -> bool {

@@ -1,7 +1,7 @@
 //! What a tensor's bytes do not depend on: repetition, memory around the source, other rows, company.
 
 use crate::conformance::compare::{same, same_bytes, same_floats, same_tensor};
-use crate::conformance::grid::{Grid, TENSOR, fitting};
+use crate::conformance::grid::{Grid, TENSOR, decoded, fitting};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{
     Axis, BlockScales, FormatError, FormatRule, QuantizeSpec, QuantizedTensor, ScaleScope, Source, SourceDtype,
@@ -36,13 +36,13 @@ pub(super) fn rows(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
         let mut batch = Grid::uniform(rows, cols, 5).scaled_rows(|row| if row % 2 == 0 { 40 } else { -40 });
         batch.values[2 * cols..3 * cols].fill(0.0);
         let together = batch.quantize(rule, spec)?;
-        let decoded = rule.dequantize(&together)?;
+        let of_batch = decoded(rule, &together)?;
         for row in 0..rows {
             let (alone, place) = batch.alone(row, rule);
             let alone = alone.quantize(rule, spec)?;
             let compare = || {
-                let values = rule.dequantize(&alone)?;
-                same_floats("decoded values", &decoded[row * cols..][..cols], &values[place * cols..][..cols])?;
+                let values = decoded(rule, &alone)?;
+                same_floats("decoded values", &of_batch[row * cols..][..cols], &values[place * cols..][..cols])?;
                 same_row(&together, row, &alone, place)
             };
             compare().map_err(|failure: Failure| failure.at(format_args!("row {row} of [{rows}, {cols}]")))?;
@@ -93,6 +93,29 @@ pub(in crate::conformance) fn same_row(
     same_floats("outer", found, expected)
 }
 
+/// Tensors of any number that are quantized together decode to what their stack decodes to.
+fn stacked(rule: &dyn FormatRule, spec: &QuantizeSpec, grids: &[&Grid]) -> Verdict {
+    let sources = grids.iter().map(|grid| grid.source(SourceDtype::F32)).collect::<Result<Vec<_>, _>>()?;
+    let tensors = rule.quantize_joint(&sources, spec)?;
+    same("the number of results", tensors.len(), grids.len())?;
+    for (tensor, grid) in tensors.iter().zip(grids) {
+        same("the shape of a result", (tensor.rows(), tensor.cols()), (grid.rows, grid.cols))?;
+        let first = tensors.iter().find(|tensor| tensor.rows() > 0).filter(|_| tensor.rows() > 0);
+        if let Some(first) = first.filter(|_| spec.scope == ScaleScope::Tensor) {
+            same_floats("outer scale of tensors quantized together", tensor.outer(), first.outer())?;
+        }
+    }
+    if spec.axis == Axis::Row {
+        let values: Vec<f32> = grids.iter().flat_map(|grid| grid.values.iter().copied()).collect();
+        let rows = grids.iter().map(|grid| grid.rows).sum();
+        let stack = Grid::new(values, rows, grids.first().map_or(0, |grid| grid.cols));
+        let expected = decoded(rule, &stack.quantize(rule, spec)?)?;
+        let found = tensors.iter().map(|tensor| decoded(rule, tensor)).collect::<Result<Vec<_>, _>>()?.concat();
+        same_floats("decoded values of the stack", &found, &expected)?;
+    }
+    Ok(())
+}
+
 /// One tensor quantized jointly is that tensor quantized; several are their rows stacked, under one outer scale.
 pub(super) fn joint(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     Failure::unless(rule.quantize_joint(&[], spec)?.is_empty(), || "no tensor became some".to_owned())?;
@@ -103,18 +126,19 @@ pub(super) fn joint(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
         [one] => same_tensor(one, &alone).map_err(|failure| failure.at("one tensor"))?,
         other => return Err(Failure::new(format!("one tensor became {}", other.len()))),
     }
-    let pair = rule.quantize_joint(&[gate.source(SourceDtype::F32)?, up.source(SourceDtype::F32)?], spec)?;
-    let [first, second] = pair.as_slice() else {
-        return Err(Failure::new(format!("two tensors became {}", pair.len())));
-    };
-    if spec.axis == Axis::Row {
-        let stacked = Grid::new([&gate.values[..], &up.values[..]].concat(), gate.rows + up.rows, gate.cols);
-        let expected = rule.dequantize(&stacked.quantize(rule, spec)?)?;
-        let found = [rule.dequantize(first)?, rule.dequantize(second)?].concat();
-        same_floats("decoded values of the stacked pair", &found, &expected)?;
-    }
-    if spec.scope == ScaleScope::Tensor {
-        same_floats("outer scale of the pair", first.outer(), second.outer())?;
+    // The largest values in each place, and empty neighbours.
+    let small = Grid::uniform(128, cols, 3).scaled_rows(|_| -3);
+    let none = Grid::new(Vec::new(), 0, cols);
+    let orders: [&[&Grid]; 6] = [
+        &[&gate, &up],
+        &[&up, &gate],
+        &[&gate, &small, &up],
+        &[&up, &gate, &small],
+        &[&small, &up, &gate],
+        &[&none, &small, &none, &gate, &up],
+    ];
+    for grids in orders {
+        stacked(rule, spec, grids).map_err(|failure| failure.at(format_args!("{} tensors", grids.len())))?;
     }
     let narrow = Grid::uniform(4, 32, 3);
     match rule.quantize_joint(&[gate.source(SourceDtype::F32)?, narrow.source(SourceDtype::F32)?], spec) {

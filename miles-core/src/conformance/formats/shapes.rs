@@ -1,7 +1,7 @@
 //! Sizes of parts, empty tensors, transposition and padding.
 
 use crate::conformance::compare::{same, same_bytes, same_floats};
-use crate::conformance::grid::{Grid, LENGTHS, fitting};
+use crate::conformance::grid::{Grid, LENGTHS, decoded, fitting};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{Axis, FormatRule, QuantizeSpec, QuantizedTensor, ScaleScope};
 
@@ -50,7 +50,7 @@ fn check_lengths(rule: &dyn FormatRule, grid: &Grid, spec: &QuantizeSpec) -> Ver
     same("axis", tensor.axis(), spec.axis)?;
     same("scope", tensor.scope(), spec.scope)?;
     same("operand", tensor.operand(), spec.operand)?;
-    same("decoded values", rule.dequantize(&tensor)?.len(), grid.values.len())
+    decoded(rule, &tensor).map(drop)
 }
 
 /// The column copy of a tensor is the row copy of its transpose: in values, and in codes where one code is one byte.
@@ -62,9 +62,9 @@ pub(super) fn transpose(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
         let place = format!("[{rows}, {cols}]");
         let column = grid.quantize(rule, spec)?;
         let row = grid.transposed().quantize(rule, &row_spec)?;
-        let expected = Grid::new(rule.dequantize(&row)?, cols, rows).transposed();
+        let expected = Grid::new(decoded(rule, &row)?, cols, rows).transposed();
         let compare = || {
-            same_floats("decoded values", &rule.dequantize(&column)?, &expected.values)?;
+            same_floats("decoded values", &decoded(rule, &column)?, &expected.values)?;
             same_floats("outer", column.outer(), row.outer())?;
             same_codes(&column, &row)
         };
@@ -95,9 +95,9 @@ pub(super) fn padding(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
             let short = grid.quantize(rule, spec)?;
             let padded = grid.padded(rows.next_multiple_of(256), cols.next_multiple_of(256));
             let long = padded.quantize(rule, spec)?;
-            let decoded = Grid::new(rule.dequantize(&long)?, padded.rows, padded.cols).corner(rows, cols);
+            let of_padded = Grid::new(decoded(rule, &long)?, padded.rows, padded.cols).corner(rows, cols);
             let compare = || {
-                same_floats("decoded values", &rule.dequantize(&short)?, &decoded.values)?;
+                same_floats("decoded values", &decoded(rule, &short)?, &of_padded.values)?;
                 let outer = if spec.scope == ScaleScope::Row { short.outer().len() } else { long.outer().len() };
                 same_floats("outer", short.outer(), &long.outer()[..outer])
             };

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::conformance::compare::same_floats;
-use crate::conformance::grid::{Grid, fitting};
+use crate::conformance::compare::{same_bytes, same_floats};
+use crate::conformance::grid::{Grid, decoded, fitting};
 use crate::conformance::{Failure, Verdict};
 use crate::format::{Axis, FormatError, FormatRule, NonFinite, QuantizeSpec, QuantizedTensor, SourceDtype};
 
 /// Zeros decode to zeros, and the sign of zero is either kept everywhere or dropped everywhere.
 pub(super) fn zeros(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     let (rows, cols) = fitting(rule, spec, (34, 258))?;
-    let decode = |grid: &Grid| -> Result<Vec<f32>, Failure> { Ok(rule.dequantize(&grid.quantize(rule, spec)?)?) };
+    let decode = |grid: &Grid| -> Result<Vec<f32>, Failure> { decoded(rule, &grid.quantize(rule, spec)?) };
     let zeros = Grid::from_fn(rows, cols, |_, _| 0.0);
     same_floats("decoded zeros", &decode(&zeros)?, &zeros.values)?;
 
@@ -69,15 +69,30 @@ pub(super) fn finite(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
             };
             check_scales(&tensor)?;
             if grid.values.iter().all(|x| x.abs() < 1.0e30) {
-                let decoded = rule.dequantize(&tensor)?;
-                let bad = decoded.iter().position(|x| !x.is_finite());
+                let bad = decoded(rule, &tensor)?.into_iter().position(|x| !x.is_finite());
                 Failure::unless(bad.is_none(), || format!("element {bad:?} does not decode to a finite value"))?;
             }
             Ok(())
         };
         check().map_err(|failure: Failure| failure.at(name))?;
     }
-    Ok(())
+    large_codes(rule, &spec)
+}
+
+/// Where a factor of 2^20 changes no code, one of 2^121 does not either, as scales alone take it up; unless what comes of it
+/// decodes to infinity, since something on the way to a value is beyond F32 there.
+fn large_codes(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
+    let (rows, cols) = fitting(rule, spec, (34, 258))?;
+    let scaled = |exponent: i32| Grid::uniform(rows, cols, 21).scaled_rows(|_| exponent).quantize(rule, spec);
+    let expected = scaled(0)?;
+    if scaled(20)?.codes() != expected.codes() {
+        return Ok(());
+    }
+    let large = scaled(121)?;
+    match decoded(rule, &large)?.iter().all(|x| x.is_finite()) {
+        true => same_bytes("codes of values up to 2^121", large.codes(), expected.codes()),
+        false => Ok(()),
+    }
 }
 
 const TWO_TO_127: f32 = f32::from_bits(0x7F00_0000);
@@ -99,16 +114,17 @@ fn check_scales(tensor: &QuantizedTensor) -> Verdict {
 /// Elements and what they decode to, sorted by element, under one set of scales.
 type Curve = Vec<(f32, f32)>;
 
-/// Quantizes many values in blocks of one line each, whose first element is `amax`, and sorts by the scales used.
-fn curves(rule: &dyn FormatRule, spec: &QuantizeSpec, amax: f32) -> Result<Vec<Curve>, Failure> {
+/// Quantizes twice `steps` magnitudes in blocks of one line each, whose first element is `amax`, and sorts by the scales used.
+fn curves(rule: &dyn FormatRule, spec: &QuantizeSpec, amax: f32, steps: u16) -> Result<Vec<Curve>, Failure> {
     let shape = |length| if spec.axis == Axis::Row { (1, length) } else { (length, 1) };
     let one_block = |length: &usize| {
         let (rows, cols) = shape(*length);
         rule.layout(rows, cols, spec).is_ok_and(|layout| layout.scale_rows * layout.scale_cols <= 1)
     };
     let length = [8, 4, 2].into_iter().find(one_block).ok_or_else(|| Failure::new("no short line is one block"))?;
-    let linear = (0..=1000).map(|step| step as f32 / 1000.0);
-    let geometric = (0..=1000).map(|step| libm::exp2f(-(step as f32) / 50.0));
+    let shares = || (0..=steps).map(|step| f32::from(step) / f32::from(steps));
+    let linear = shares();
+    let geometric = shares().map(|share| libm::exp2f(-20.0 * share));
     let magnitudes: Vec<f32> = linear.chain(geometric).collect();
     let elements: Vec<f32> = magnitudes.iter().flat_map(|&x| [x * amax, -x * amax]).collect();
     let mut curves: BTreeMap<Vec<u32>, Curve> = BTreeMap::new();
@@ -120,7 +136,7 @@ fn curves(rule: &dyn FormatRule, spec: &QuantizeSpec, amax: f32) -> Result<Vec<C
         let grid = Grid::new(values, rows, cols);
         let tensor = grid.quantize(rule, spec)?;
         let curve = curves.entry(scale_bits(&tensor)).or_default();
-        curve.extend(grid.values.iter().copied().zip(rule.dequantize(&tensor)?));
+        curve.extend(grid.values.iter().copied().zip(decoded(rule, &tensor)?));
     }
     let mut curves: Vec<Curve> = curves.into_values().collect();
     curves.iter_mut().for_each(|curve| curve.sort_by(|a, b| a.0.total_cmp(&b.0)));
@@ -135,34 +151,54 @@ fn scale_bits(tensor: &QuantizedTensor) -> Vec<u32> {
 }
 
 const AMAXES: [f32; 6] = [1.0, 3.7, 448.0, 1.0e-3, 6.0e4, 9.536_743e-7];
+
+/// Maxima eight binades apart from 2^-112 to 2^118, so that every magnitude between is one of the larger elements of some
+/// block. Below and above, some formats need a scale, or the product of an amax and a scale, that F32 does not have.
+fn far_amaxes() -> impl Iterator<Item = f32> {
+    (-112..=118).step_by(8).chain([118]).map(|exponent| libm::ldexpf(1.0, exponent))
+}
 /// Roundings of the scales themselves, relative to the largest element of the block.
 const SCALE_ROUNDINGS: f32 = 1.0e-6;
 /// How much of the largest element saturation may cost: an OCP scale maps 512 to 448.
 const SATURATION: f32 = 0.125;
 
 /// An element decodes to the nearest value that its block has, or, rounded by chance, to one of the two nearest; or it
-/// saturates by at most an eighth.
+/// saturates by at most an eighth. Of magnitudes far from 1, a format may have a floor under which nothing is left of a
+/// whole block.
 pub(super) fn error_bound(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
-    let share_of_step = if rule.code_dependence().position { 1.0 } else { 0.5 };
     for amax in AMAXES {
-        for curve in curves(rule, spec, amax)? {
-            let mut steps: Vec<f32> = curve.iter().map(|pair| pair.1).collect();
-            steps.sort_by(f32::total_cmp);
-            steps.dedup();
-            for &(x, decoded) in &curve {
-                // Between the two neighbours of `decoded`, the nearer half belongs to it, or all by chance.
-                let after = steps.partition_point(|&step| step <= decoded);
-                let before = steps.partition_point(|&step| step < decoded);
-                let neighbour = if x > decoded { steps.get(after) } else { before.checked_sub(1).map(|at| &steps[at]) };
-                let allowed = match neighbour {
-                    Some(neighbour) => (neighbour - decoded).abs() * share_of_step,
-                    None => x.abs() * SATURATION,
-                };
-                Failure::unless((x - decoded).abs() <= allowed + amax * SCALE_ROUNDINGS, || {
-                    format!("amax {amax:e}: {x:e} decodes to {decoded:e}, more than {allowed:e} away")
-                })?;
+        for curve in curves(rule, spec, amax, 1000)? {
+            is_near(rule, &curve, amax)?;
+        }
+    }
+    for amax in far_amaxes() {
+        for curve in curves(rule, spec, amax, 60)? {
+            let nothing_is_left = amax < 1.0e-3 && curve.iter().all(|pair| pair.1 == 0.0);
+            if !nothing_is_left {
+                is_near(rule, &curve, amax)?;
             }
         }
+    }
+    Ok(())
+}
+
+fn is_near(rule: &dyn FormatRule, curve: &Curve, amax: f32) -> Verdict {
+    let share_of_step = if rule.code_dependence().position { 1.0 } else { 0.5 };
+    let mut steps: Vec<f32> = curve.iter().map(|pair| pair.1).collect();
+    steps.sort_by(f32::total_cmp);
+    steps.dedup();
+    for &(x, decoded) in curve {
+        // Between the two neighbours of `decoded`, the nearer half belongs to it, or all by chance.
+        let after = steps.partition_point(|&step| step <= decoded);
+        let before = steps.partition_point(|&step| step < decoded);
+        let neighbour = if x > decoded { steps.get(after) } else { before.checked_sub(1).map(|at| &steps[at]) };
+        let allowed = match neighbour {
+            Some(neighbour) => (neighbour - decoded).abs() * share_of_step,
+            None => x.abs() * SATURATION,
+        };
+        Failure::unless((x - decoded).abs() <= allowed + amax * SCALE_ROUNDINGS, || {
+            format!("amax {amax:e}: {x:e} decodes to {decoded:e}, more than {allowed:e} away")
+        })?;
     }
     Ok(())
 }
@@ -170,7 +206,7 @@ pub(super) fn error_bound(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict
 /// Under one set of scales, decoded values are ordered as their sources are.
 pub(super) fn monotone(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     for amax in AMAXES {
-        for curve in curves(rule, spec, amax)? {
+        for curve in curves(rule, spec, amax, 1000)? {
             let falls = curve.windows(2).find(|pair| pair[1].1 < pair[0].1);
             Failure::unless(falls.is_none(), || format!("amax {amax:e}: (element, decoded) falls at {falls:?}"))?;
         }
@@ -182,9 +218,9 @@ pub(super) fn monotone(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
 pub(super) fn idempotent(rule: &dyn FormatRule, spec: &QuantizeSpec) -> Verdict {
     for shape in [(16, 256), (34, 130)] {
         let (rows, cols) = fitting(rule, spec, shape)?;
-        let decoded = rule.dequantize(&Grid::scattered(rows, cols, 3).quantize(rule, spec)?)?;
-        let again = Grid::new(decoded.clone(), rows, cols).quantize(rule, spec)?;
-        same_floats("values decoded the second time", &rule.dequantize(&again)?, &decoded)?;
+        let values = decoded(rule, &Grid::scattered(rows, cols, 3).quantize(rule, spec)?)?;
+        let again = Grid::new(values.clone(), rows, cols).quantize(rule, spec)?;
+        same_floats("values decoded the second time", &decoded(rule, &again)?, &values)?;
     }
     Ok(())
 }

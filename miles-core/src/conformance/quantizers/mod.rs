@@ -140,7 +140,11 @@ const CHECKS: &[(&str, Check)] = &[
 
 fn run(quantizer: &dyn Quantizer, rules: &[&dyn FormatRule], mut suite: Suite) -> Report {
     let mut tested: Vec<&dyn FormatRule> = builtin_rules().map(|rule| rule as &dyn FormatRule).collect();
-    tested.extend(rules.iter().copied().filter(|rule| builtin_rules().all(|builtin| builtin.id() != rule.id())));
+    tested.extend(rules.iter().copied().filter(|rule| crate::format::builtin_rule(&rule.id()).is_none()));
+    for rule in rules.iter().filter(|rule| crate::format::builtin_rule(&rule.id()).is_some()) {
+        // The suite holds a quantizer to the built-in rule of that name, so it has to be the same.
+        suite.case(format!("declared/{}-as-given", rule.id()), || super::formats::name(*rule));
+    }
     suite.case("declared/unknown-format", || refuses_unknown(quantizer));
     let (mut supported, mut refused) = (Vec::new(), Vec::new());
     for rule in tested {
@@ -213,5 +217,52 @@ impl Subject<'_> {
     fn specs(&self) -> Vec<QuantizeSpec> {
         let fits = |spec: &QuantizeSpec| self.rule.layout(256, 256, spec).is_ok();
         super::grid::specs(&self.rule.id()).into_iter().filter(fits).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::Outcome;
+    use crate::conformance::broken_parts::{BrokenFormat, FormatDefect};
+    use crate::format::{Mxfp8, Source};
+    use crate::{Error, Result};
+
+    /// Does no format.
+    struct Nothing;
+
+    impl Nothing {
+        fn refuse<T>(&self) -> Result<T> {
+            let (operation, backend) = ("anything".to_owned(), self.id().to_owned());
+            Err(Error::Unsupported { operation, backend, why: "it does nothing".to_owned() })
+        }
+    }
+
+    impl Quantizer for Nothing {
+        fn id(&self) -> &str {
+            "nothing"
+        }
+
+        fn support(&self, _: &FormatId) -> Support {
+            Support::Unsupported
+        }
+
+        fn quantize(&self, _: &[Source<'_>], _: &QuantizeSpec) -> Result<Vec<QuantizedTensor>> {
+            self.refuse()
+        }
+
+        fn dequantize(&self, _: &QuantizedTensor) -> Result<Vec<f32>> {
+            self.refuse()
+        }
+    }
+
+    #[test]
+    fn a_rule_given_under_a_built_in_name_has_to_have_its_bytes() {
+        let broken = BrokenFormat::new(&Mxfp8::DEFAULT, FormatDefect::ClaimsABuiltInName);
+        for (rule, passes) in [(&Mxfp8::DEFAULT as &dyn FormatRule, true), (&broken, false)] {
+            let report = quantizer_with(&Nothing, &[rule]);
+            assert_eq!(report.outcome("declared/mxfp8-as-given") == Some(&Outcome::Passed), passes, "{report}");
+            assert!(matches!(report.outcome("declared/any"), Some(Outcome::Failed { .. })), "{report}");
+        }
     }
 }

@@ -60,9 +60,7 @@ fn check(subject: &Subject<'_>, (grid, larger): (&Grid, &Grid), spec: &QuantizeS
     agree_on_sources(subject, &[shorter.source(SourceDtype::F32)?], spec)?;
     for shard in 0..partition.shards() {
         let (rows, cols) = partition.range(usize::from(shard), grid.rows, grid.cols);
-        let part = Grid::from_fn(rows.len(), cols.len(), |row, col| {
-            grid.values[(rows.start + row) * grid.cols + cols.start + col]
-        });
+        let part = grid.part(rows, cols);
         let spec = spec.clone().with_partition(partition.shard(shard)?);
         agree_on_sources(subject, &[part.source(SourceDtype::F32)?], &spec)
             .map_err(|failure| failure.at(format_args!("shard {shard}")))?;
